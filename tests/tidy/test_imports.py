@@ -1,0 +1,275 @@
+"""This module holds the import directions: arrows only point down.
+
+Think before you add an arrow. A new module needs a row in MAY_IMPORT, or a place in STORAGE_TIERS.
+The row says what it may import from the package; the name of a package stands for all in it.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+
+from tests.tidy.source_tree import SourceFile, python_files, report
+
+BASE = ("model", "errors", "config", "telemetry", "_version")
+SERVICE = ("storage.store", *BASE)
+PURE = ("model", "errors")
+TRANSLATOR = ("protocol", "broker", "net", "storage.store", *BASE)
+
+# From the bottom to the top: a storage module may import those of lower tiers only.
+STORAGE_TIERS = (
+    ("files",),
+    ("background", "crash_model", "key_index_file", "retention", "snapshot"),
+    ("commit_log", "key_index", "memory_files", "queue_index", "segment", "state"),
+    ("checkpoint", "flush", "indexing", "log_walk", "queue_check", "reads"),
+    ("housekeeping", "inspection", "offset_commits", "recovery"),
+    ("inspect_text", "salvage"),
+    ("store",),
+    ("opening",),
+    ("blocking", "inspect"),
+)
+# What code outside of storage/ may see of it.
+STORAGE_PUBLIC = {
+    f"storage.{name}"
+    for name in (
+        *("background", "store", "opening", "blocking", "files", "memory_files", "inspect"),
+    )
+}
+
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    # base
+    "": ("_version",),
+    "_version": (),
+    "errors": (),
+    "model": (),
+    "config": ("config", "errors"),
+    "telemetry": ("errors",),
+    "net": ("protocol.framing", *BASE),
+    "link": ("net", "protocol", *BASE),
+    # pure
+    "protocol": ("protocol", *PURE),
+    "broker.filters": ("protocol.records", *PURE),
+    "broker.locks": PURE,
+    "broker.stats": PURE,
+    "replication.in_sync": PURE,
+    "controller.election": PURE,
+    "broker": (),
+    "client": (),
+    # services: neither protocol nor net
+    "broker.topics": SERVICE,
+    "broker.groups": ("broker.filters", *SERVICE),
+    "broker.delay": SERVICE,
+    "broker.transactions": SERVICE,
+    "broker.retry": SERVICE,
+    "broker.long_polling": SERVICE,
+    "broker.access": SERVICE,
+    "broker.core": ("broker", *SERVICE),
+    "broker.sending": ("broker", "protocol.records", *SERVICE),
+    "broker.pulling": ("broker", *SERVICE),
+    "broker.browsing": ("broker.core", "protocol.records", *SERVICE),
+    "broker.offsets": SERVICE,
+    "broker.attributes": PURE,
+    # translators: of the net they see the connection that a request came over, of the store its
+    # tables' names
+    "broker.remoting_api": TRANSLATOR,
+    "broker.client_calls": TRANSLATOR,
+    "broker.admin_api": TRANSLATOR,
+    "broker.admin_base": TRANSLATOR,
+    "broker.admin_clients": TRANSLATOR,
+    "broker.admin_groups": TRANSLATOR,
+    "broker.admin_info": TRANSLATOR,
+    "broker.admin_topics": TRANSLATOR,
+    "broker.kafka_api": TRANSLATOR,
+    "broker.registration": ("broker", "link", "protocol", *BASE),
+    # links
+    "replication.links": ("link", "net", "storage.store", "replication.in_sync", "protocol", *BASE),
+    "controller.zookeeper": ("controller.election", *BASE),
+    # processes
+    "broker.server": (
+        *("broker", "replication", "controller", "storage", "protocol", "link", "net"),
+        *BASE,
+    ),
+    "nameserver": ("nameserver", "protocol", "link", "net", "storage.files", *BASE),
+    # the client, and what is built on it
+    "client.simple": ("link", "protocol", *BASE),
+    "client.commands": ("client.simple", "protocol", *BASE),
+    "client.core": ("protocol", *BASE),
+    "client.aio": ("client.core", "link", "net", "protocol", *BASE),
+    "client.sync": ("client.aio", "client.core", *BASE),
+    "collector": ("client", *BASE),
+    "console": ("client", *BASE),
+    "spark": ("client", "protocol", *BASE),
+    "demo": ("storage.blocking", "protocol.records", *BASE),
+    "serve": ("broker.server", "nameserver", *BASE),
+    "cli": ("client", "demo", "serve", "nameserver", "storage.inspect", *BASE),
+    "__main__": ("cli",),
+}
+
+NOT_IN_PROTOCOL = {"asyncio", "io", "logging", "os", "pathlib", "random", "select", "socket", "ssl"}
+NOT_IN_PROTOCOL |= {"subprocess", "tempfile", "threading", "time"}
+NOT_IN_STORAGE = {"http", "socket", "ssl", "urllib"}
+NOWHERE = {"dill", "marshal", "pickle", "shelve"}
+# Third-party packages, and the one place that may import them (None: any).
+THIRD_PARTY: dict[str, str | None] = {
+    "isal": None,
+    "numpy": None,
+    "orjson": None,
+    "uvloop": None,
+    "kazoo": "controller.zookeeper",
+    "pyarrow": "spark",
+    "pyspark": "spark",
+}
+BANNED_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen"}
+
+
+def row_of(module: str) -> tuple[str, ...] | None:
+    """What a module may import: its own row, its tier, or the row of the package around it."""
+    package, _, name = module.partition(".")
+    if package == "storage":
+        if not name:
+            return ()
+        for index, tier in enumerate(STORAGE_TIERS):
+            if name in tier:
+                below = tuple(f"storage.{n}" for t in STORAGE_TIERS[:index] for n in t)
+                return (*below, "protocol.records", "protocol.lenient_json", *BASE)
+        return None
+    while module:
+        if module in MAY_IMPORT:
+            return MAY_IMPORT[module]
+        module = module.rpartition(".")[0]
+        if module in {"broker", "client", "controller", "replication"}:
+            return None  # these have a row for each module
+    return MAY_IMPORT[""] if not name and not package else None
+
+
+def imported(tree: ast.Module, known: set[str]) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import, wherever it stands; `from p import m` names p.m."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None, "relative imports are not used here"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield node.lineno, inner if inner.removeprefix("sluice.") in known else node.module
+
+
+def only_for_types(tree: ast.Module) -> set[int]:
+    """Lines of imports under `if TYPE_CHECKING:`: names for annotations, absent when it runs."""
+    return {
+        inner.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for inner in node.body
+    }
+
+
+def is_within(module: str, allowed: str) -> bool:
+    return module == allowed or module.startswith(allowed + ".")
+
+
+def import_problems(file: SourceFile, known: set[str]) -> Iterator[str]:
+    row = row_of(file.module)
+    if row is None:
+        yield f"{file.path}: has no row in MAY_IMPORT or STORAGE_TIERS"
+        return
+    package = file.module.partition(".")[0]
+    types = only_for_types(file.tree)
+    for line, name in imported(file.tree, known):
+        place, top = f"{file.path}:{line}", name.partition(".")[0]
+        if line in types and is_within(name, f"sluice.{package}"):
+            continue  # a part may name the type of the whole that it works for
+        if top == "sluice":
+            target = name.removeprefix("sluice").lstrip(".")
+            if not any(is_within(target, allowed) for allowed in row):
+                yield f"{place}: {file.module or 'sluice'} may not import {target or 'sluice'}"
+            elif (
+                is_within(target, "storage")
+                and package != "storage"
+                and target not in STORAGE_PUBLIC
+            ):
+                yield f"{place}: {target} is private to storage/"
+        elif top in NOWHERE:
+            yield f"{place}: {top} is never used here"
+        elif top in sys.stdlib_module_names:
+            if package == "protocol" and top in NOT_IN_PROTOCOL:
+                yield f"{place}: protocol/ may not import {top}"
+            if package == "storage" and top in NOT_IN_STORAGE:
+                yield f"{place}: storage/ may not import {top}"
+        elif top not in THIRD_PARTY:
+            yield f"{place}: {top} is not a dependency"
+        elif not is_within(file.module, THIRD_PARTY[top] or file.module):
+            yield f"{place}: only {THIRD_PARTY[top]} may import {top}"
+
+
+def call_problems(file: SourceFile) -> Iterator[str]:
+    for node in ast.walk(file.tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        if name in BANNED_CALLS:
+            yield f"{file.path}:{node.lineno}: {name}() is never used here"
+        if any(word.arg == "shell" for word in node.keywords):
+            yield f"{file.path}:{node.lineno}: no process is started through a shell"
+
+
+def sources() -> list[SourceFile]:
+    return python_files("src/sluice")
+
+
+def test_every_module_imports_only_what_its_row_allows() -> None:
+    known = {file.module for file in sources()}
+    report(p for file in sources() for p in import_problems(file, known))
+
+
+def test_no_dangerous_calls() -> None:
+    report(p for file in sources() for p in call_problems(file))
+
+
+def test_the_check_finds_each_kind_of_mistake() -> None:
+    known = {"storage.files", "storage.flush", "storage.store", "cli", "protocol.records"}
+
+    def problems(path: str, text: str) -> str:
+        file = SourceFile(f"src/sluice/{path}", text)
+        return " ".join([*import_problems(file, known), *call_problems(file)])
+
+    assert "has no row" in problems("surprise.py", "")
+    assert "has no row" in problems("storage/surprise.py", "")
+    assert "has no row" in problems("broker/surprise.py", "")
+    assert "may not import storage.store" in problems(
+        "storage/flush.py", "import sluice.storage.store"
+    )
+    assert "may not import storage.store" in problems(
+        "storage/flush.py", "def f() -> None:\n    from sluice.storage import store\n"
+    )
+    assert "may not import cli" in problems("errors.py", "from sluice.cli import main")
+    assert "private to storage" in problems("broker/server.py", "from sluice.storage import flush")
+    assert "protocol/ may not import time" in problems("protocol/records.py", "import time")
+    assert "storage/ may not import socket" in problems("storage/files.py", "import socket")
+    assert "pickle is never" in problems("model.py", "from pickle import loads")
+    assert "requests is not" in problems("net.py", "import requests")
+    assert "only controller.zookeeper" in problems("net.py", "import kazoo.client")
+    assert "eval() is never" in problems("model.py", "eval('1')")
+    assert "os.system() is never" in problems("net.py", "import os\nos.system('x')")
+    assert "through a shell" in problems("net.py", "run('x', shell=True)")
+    assert problems("storage/store.py", "from sluice.storage import flush\nimport isal") == ""
+    types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
+    assert problems("storage/flush.py", types + "from sluice.storage.store import Store") == ""
+    assert "may not import" in problems("storage/flush.py", types + "from sluice.cli import main")
+    assert problems("__init__.py", "from sluice._version import __version__") == ""
+
+
+def test_every_module_is_used() -> None:
+    """A module that nothing imports is dead, or its test is missing."""
+    entries = {"", "__main__", "cli", "config.__main__"}
+    known = {file.module for file in sources()}
+    used: set[str] = set()
+    for file in python_files():
+        for _, name in imported(file.tree, known):
+            module = name.removeprefix("sluice.")
+            while name.startswith("sluice") and module:
+                used.add(module)
+                module = module.rpartition(".")[0]
+    report(f"{module}: is imported by nothing" for module in known - used - entries)
