@@ -1,0 +1,390 @@
+"""This module declares the settings of the processes: the broker and the nameserver."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from sluice.config.kinds import KIB, MIB
+from sluice.config.settings import (
+    INT32_MAX,
+    addresses,
+    check,
+    choice,
+    count,
+    flag,
+    larger_unit,
+    millis,
+    size,
+    text,
+    words,
+)
+from sluice.config.store import StoreConfig
+
+Role = Literal["async-master", "sync-master", "slave"]
+Permission = Literal["rw", "r", "w"]
+LogLevel = Literal["info", "debug", "warning", "error"]
+TlsMode = Literal["permissive", "enforcing", "off"]
+
+_HOUR_MS: Final = 3_600_000
+_NAME: Final = re.compile(r"[%|A-Za-z0-9_.-]{1,127}")
+_HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]{1,255}")
+_ADDRESS: Final = re.compile(r"(?:[A-Za-z0-9_.-]{1,255}|\[[0-9A-Fa-f:.%]{2,64}\]):([0-9]{1,5})")
+_LOG_LEVELS: Final = ("info", "debug", "warning", "error")
+
+
+def _name(value: str) -> None:
+    if not _NAME.fullmatch(value):
+        raise ValueError("is not a name (1 to 127 letters, digits, and any of _ - . % |)")
+
+
+def _host(value: str) -> None:
+    if not _HOST.fullmatch(value):
+        raise ValueError("is not a host name or address")
+
+
+def _host_or_nothing(value: str) -> None:
+    if value:
+        _host(value)
+
+
+def _address(value: str) -> None:
+    match = _ADDRESS.fullmatch(value)
+    if not match or not 0 < int(match[1]) < 65536:
+        raise ValueError("is not a list of host:port, separated by ;")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """The settings of one broker process: one replica of one broker group."""
+
+    store: StoreConfig = field(default_factory=StoreConfig)
+
+    cluster_name: str = text(
+        "DefaultCluster",
+        "Name of the cluster that the broker registers under.",
+        syntax=_name,
+        rocketmq="brokerClusterName",
+    )
+    broker_name: str = text(
+        "broker-a",
+        "Name of the broker group: brokers of one name are copies of one another.",
+        syntax=_name,
+        rocketmq="brokerName",
+    )
+    broker_id: int = count(
+        0, "Number of this copy within its group; 0 leads.", 0, INT32_MAX, rocketmq="brokerId"
+    )
+    broker_role: Role = choice(
+        ("async-master", "sync-master", "slave"),
+        "Whether this broker leads its group, waiting for copies or not, or follows.",
+        rocketmq=words(
+            "brokerRole",
+            {"ASYNC_MASTER": "async-master", "SYNC_MASTER": "sync-master", "SLAVE": "slave"},
+        ),
+    )
+    nameserver_addresses: tuple[str, ...] = addresses(
+        "Nameservers (host:port) to register with, separated by ;.",
+        syntax=_address,
+        rocketmq="namesrvAddr",
+    )
+    listen_host: str = text(
+        "127.0.0.1",
+        "Address to listen on. Only this machine can connect unless you change it.",
+        syntax=_host,
+        rocketmq="bindAddress",
+    )
+    listen_port: int = count(
+        10_911, "Port to listen on; 0 takes a free one.", 0, 65_535, rocketmq="listenPort"
+    )
+    advertised_host: str = text(
+        "",
+        "Address that clients are told to connect to; empty: listen_host.",
+        syntax=_host_or_nothing,
+        rocketmq="brokerIP1",
+    )
+    permission: Permission = choice(
+        ("rw", "r", "w"),
+        "Whether the broker accepts messages (w) and hands them out (r).",
+        rocketmq=words("brokerPermission", {"6": "rw", "4": "r", "2": "w"}),
+        dynamic=True,
+    )
+    auto_create_topics: bool = flag(
+        True,
+        "Whether a message to an unknown topic creates it.",
+        rocketmq="autoCreateTopicEnable",
+        dynamic=True,
+    )
+    auto_create_groups: bool = flag(
+        True,
+        "Whether an unknown consumer group is created when it first asks.",
+        rocketmq="autoCreateSubscriptionGroup",
+        dynamic=True,
+    )
+    default_queue_count: int = count(
+        8,
+        "Queues of a topic that is created by a message.",
+        1,
+        65_536,
+        rocketmq="defaultTopicQueueNums",
+        dynamic=True,
+    )
+    sql_filter: bool = flag(
+        False,
+        "Whether consumers may filter by SQL expressions on properties.",
+        rocketmq="enablePropertyFilter",
+        dynamic=True,
+    )
+    long_polling: bool = flag(
+        True,
+        "Whether a pull that finds nothing waits for a message, up to the time it names.",
+        rocketmq="longPollingEnable",
+        dynamic=True,
+    )
+    short_poll_ms: int = millis(
+        1000,
+        "How long such a pull waits where long_polling is off.",
+        0,
+        60_000,
+        rocketmq="shortPollingTimeMills",
+        dynamic=True,
+    )
+    pull_count_max: int = count(
+        32,
+        "Messages in one answer to a pull, from memory.",
+        1,
+        65_536,
+        rocketmq="maxTransferCountOnMessageInMemory",
+        dynamic=True,
+    )
+    pull_bytes_max: int = size(
+        256 * KIB,
+        "Bytes in one answer to a pull, from memory; one message is always answered whole.",
+        1,
+        64 * MIB,
+        rocketmq="maxTransferBytesOnMessageInMemory",
+        dynamic=True,
+    )
+    pull_cold_count_max: int = count(
+        8,
+        "Messages in one answer to a pull, from disk.",
+        1,
+        65_536,
+        rocketmq="maxTransferCountOnMessageInDisk",
+        dynamic=True,
+    )
+    pull_cold_bytes_max: int = size(
+        64 * KIB,
+        "Bytes in one answer to a pull, from disk.",
+        1,
+        64 * MIB,
+        rocketmq="maxTransferBytesOnMessageInDisk",
+        dynamic=True,
+    )
+    query_count_max: int = count(
+        64,
+        "Messages in one answer to a query by key.",
+        1,
+        65_536,
+        rocketmq="maxMsgsNumBatch",
+        dynamic=True,
+    )
+    reject_transactions: bool = flag(
+        False,
+        "Whether transactional messages are refused.",
+        rocketmq="rejectTransactionMessage",
+        dynamic=True,
+    )
+    transaction_timeout_ms: int = millis(
+        6000,
+        "Age at which the producer of an undecided message is first asked.",
+        0,
+        24 * _HOUR_MS,
+        rocketmq="transactionTimeOut",
+        dynamic=True,
+    )
+    transaction_check_interval_ms: int = millis(
+        30_000,
+        "How often producers of undecided messages are asked.",
+        10,
+        24 * _HOUR_MS,
+        rocketmq="transactionCheckInterval",
+        dynamic=True,
+    )
+    transaction_check_count_max: int = count(
+        15,
+        "How often one message is asked about before it is rolled back.",
+        1,
+        10_000,
+        rocketmq="transactionCheckMax",
+        dynamic=True,
+    )
+    trace_topic: bool = flag(
+        False,
+        "Whether this broker holds the topic of message traces.",
+        rocketmq="traceTopicEnable",
+    )
+    trace_topic_name: str = text(
+        "RMQ_SYS_TRACE_TOPIC",
+        "Name of the topic of message traces.",
+        syntax=_name,
+        rocketmq="msgTraceTopicName",
+    )
+    register_interval_ms: int = millis(
+        30_000,
+        "How often the broker renews its entry at the nameservers.",
+        100,
+        _HOUR_MS,
+        rocketmq="registerNameServerPeriod",
+        dynamic=True,
+    )
+    register_timeout_ms: int = millis(
+        24_000,
+        "How long a nameserver may take to answer that.",
+        10,
+        _HOUR_MS,
+        rocketmq="registerBrokerTimeoutMills",
+        dynamic=True,
+    )
+    frame_bytes_max: int = size(
+        16 * MIB,
+        "The largest request that is read; a longer one closes the connection.",
+        64 * KIB,
+        1024 * MIB,
+    )
+    connections_max: int = count(
+        10_000, "Connections at one time; further ones are closed at once.", 1, 1_000_000
+    )
+    connection_idle_ms_max: int = millis(
+        120_000,
+        "Silence after which a connection is closed.",
+        1000,
+        24 * _HOUR_MS,
+        rocketmq=larger_unit("serverChannelMaxIdleTimeSeconds", 1000, "seconds"),
+    )
+    connection_backlog: int = count(
+        1024,
+        "Connections that may wait to be accepted.",
+        1,
+        65_535,
+        rocketmq="serverSocketBacklog",
+    )
+    inflight_bytes_max: int = size(
+        256 * MIB,
+        "Bytes of requests and answers in memory at one time; above it, reading pauses.",
+        MIB,
+        1024 * 1024 * MIB,
+    )
+    log_level: LogLevel = choice(_LOG_LEVELS, "How much is logged.", dynamic=True)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def client_host(self) -> str:
+        """The address that clients are given."""
+        return self.advertised_host or self.listen_host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameserverConfig:
+    """The settings of one nameserver process."""
+
+    listen_host: str = text(
+        "127.0.0.1",
+        "Address to listen on. Only this machine can connect unless you change it.",
+        syntax=_host,
+        rocketmq="bindAddress",
+    )
+    listen_port: int = count(
+        9876, "Port to listen on; 0 takes a free one.", 0, 65_535, rocketmq="listenPort"
+    )
+    broker_timeout_ms: int = millis(
+        120_000, "Silence after which a broker is taken out of the routes.", 100, 24 * _HOUR_MS
+    )
+    scan_interval_ms: int = millis(
+        5000,
+        "How often silent brokers are looked for.",
+        10,
+        _HOUR_MS,
+        rocketmq="scanNotActiveBrokerInterval",
+        dynamic=True,
+    )
+    directory: str = text(
+        "",
+        "Where settings that brokers and clients share (kvConfig.json) are kept; empty: nowhere.",
+    )
+    acting_master: bool = flag(
+        False,
+        "Whether the copy with the lowest id stands for a leader that is gone, to read from.",
+        rocketmq="supportActingMaster",
+    )
+    notify_lowest_id: bool = flag(
+        False,
+        "Whether the copies of a broker are told when another one has the lowest id.",
+        rocketmq="notifyMinBrokerIdChanged",
+        dynamic=True,
+    )
+    order_topics_in_routes: bool = flag(
+        False,
+        "Whether a route says how many queues of an ordered topic each broker has.",
+        rocketmq="orderMessageEnable",
+    )
+    order_topics_to_brokers: bool = flag(
+        True,
+        "Whether brokers that register are told about ordered topics.",
+        rocketmq="returnOrderTopicConfigToBroker",
+    )
+    list_all_topics: bool = flag(
+        True,
+        "Whether the list of all topics is given to who asks.",
+        rocketmq="enableAllTopicList",
+        dynamic=True,
+    )
+    list_topics: bool = flag(
+        True,
+        "Whether lists of the topics of a cluster or a unit are given to who asks.",
+        rocketmq="enableTopicList",
+        dynamic=True,
+    )
+    forget_topics: bool = flag(
+        False,
+        "Whether a topic that a broker no longer registers leaves the routes at once.",
+        rocketmq="deleteTopicWithBrokerRegistration",
+    )
+    tls_mode: TlsMode = choice(
+        ("permissive", "enforcing", "off"),
+        "Whether TLS is spoken beside plain text, instead of it, or not; needs a certificate.",
+    )
+    tls_certificate_file: str = text(
+        "", "Certificate chain to show, as PEM; empty: TLS is not spoken."
+    )
+    tls_key_file: str = text("", "Key of the certificate, as PEM; empty: it is in the same file.")
+    frame_bytes_max: int = size(
+        16 * MIB,
+        "The largest request that is read; a longer one closes the connection.",
+        64 * KIB,
+        1024 * MIB,
+    )
+    connections_max: int = count(
+        10_000, "Connections at one time; further ones are closed at once.", 1, 1_000_000
+    )
+    connection_idle_ms_max: int = millis(
+        120_000,
+        "Silence after which a connection is closed.",
+        1000,
+        24 * _HOUR_MS,
+        rocketmq=larger_unit("serverChannelMaxIdleTimeSeconds", 1000, "seconds"),
+    )
+    connection_backlog: int = count(
+        1024,
+        "Connections that may wait to be accepted.",
+        1,
+        65_535,
+        rocketmq="serverSocketBacklog",
+    )
+    log_level: LogLevel = choice(_LOG_LEVELS, "How much is logged.", dynamic=True)
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,195 @@
+"""This module is the one table of errors: what went wrong, in whose words, and what the caller may
+do.
+
+Every error that can reach a user is a class here. A class carries the code that each protocol gives
+for it, whether trying again can help, and whether the connection it came over can still be trusted.
+The text of an error says what to do next. Nothing here may import another module of the package.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SluiceError(Exception):
+    """Base of all errors that are the world's fault; a broken assert is ours."""
+
+    rocketmq_code: ClassVar[int] = 1  # SYSTEM_ERROR
+    kafka_code: ClassVar[int] = -1  # UNKNOWN_SERVER_ERROR
+    retriable: ClassVar[bool] = False
+    closes_connection: ClassVar[bool] = False
+
+
+class ConfigError(SluiceError):
+    """A setting is unknown, malformed or out of its limits."""
+
+
+class StoreError(SluiceError):
+    """The store on disk cannot do what was asked."""
+
+
+class StoreInUse(StoreError):
+    """Another process (or another store of this process) holds the directory's lock."""
+
+
+class StoreCorrupt(StoreError):
+    """A file of the store is damaged or foreign where it must not be: the store does not open."""
+
+    kafka_code = 2  # CORRUPT_MESSAGE
+
+    def __init__(self, path: str, offset: int, reason: str) -> None:
+        super().__init__(f"{path}: at byte {offset}: {reason}")
+        self.path = path
+        self.offset = offset
+        self.reason = reason
+
+
+class RecordDamaged(StoreError):
+    """One stored entry no longer matches its checksum; it is never served."""
+
+    kafka_code = 2
+
+    def __init__(self, path: str, offset: int, reason: str, next_queue_offset: int = -1) -> None:
+        super().__init__(f"{path}: at byte {offset}: {reason}")
+        self.path = path
+        self.offset = offset
+        self.reason = reason
+        self.next_queue_offset = next_queue_offset
+
+
+class StoreReadOnly(StoreError):
+    """Writing has stopped for good (a failed fsync, a closed store) until the store is opened
+    anew.
+    """
+
+    rocketmq_code = 14  # SERVICE_NOT_AVAILABLE
+    kafka_code = 56  # KAFKA_STORAGE_ERROR
+
+
+class DiskFull(StoreError):
+    """The disk has no room; writing goes on by itself when there is some again."""
+
+    rocketmq_code = 14
+    kafka_code = 56
+    retriable = True
+
+
+class MessageIllegal(StoreError):
+    """The message breaks a limit (body, properties, topic) and can never be stored as it is."""
+
+    rocketmq_code = 13  # MESSAGE_ILLEGAL
+    kafka_code = 10  # MESSAGE_TOO_LARGE
+
+
+class OffsetGone(StoreError):
+    """The offset asked for is outside of what the queue holds; carries the next good one."""
+
+    rocketmq_code = 21  # PULL_OFFSET_MOVED
+    kafka_code = 1  # OFFSET_OUT_OF_RANGE
+
+
+class ProtocolError(SluiceError):
+    """Bytes from a peer break the protocol: nothing that follows them can be trusted."""
+
+    kafka_code = 42  # INVALID_REQUEST
+    closes_connection = True
+
+
+class RequestInvalid(ProtocolError):
+    """A whole frame, but a field or the body of the request is missing or malformed."""
+
+    closes_connection = False
+
+
+class TopicMissing(SluiceError):
+    """The topic is not known here and may not be created by asking."""
+
+    rocketmq_code = 17  # TOPIC_NOT_EXIST
+    kafka_code = 3  # UNKNOWN_TOPIC_OR_PARTITION
+
+
+class GroupMissing(SluiceError):
+    """The consumer group is not known here and may not be created by asking."""
+
+    rocketmq_code = 26  # SUBSCRIPTION_GROUP_NOT_EXIST
+    kafka_code = 69  # GROUP_ID_NOT_FOUND
+
+
+class NoPermission(SluiceError):
+    """The broker, the topic or the group does not allow it."""
+
+    rocketmq_code = 16  # NO_PERMISSION
+    kafka_code = 29  # TOPIC_AUTHORIZATION_FAILED
+
+
+class ParameterInvalid(SluiceError):
+    """A value is outside of what exists here (a queue, a count)."""
+
+    rocketmq_code = 29  # INVALID_PARAMETER
+    kafka_code = 42  # INVALID_REQUEST
+
+
+class SubscriptionIllegal(SluiceError):
+    """An expression cannot be understood, or is too large."""
+
+    rocketmq_code = 23  # SUBSCRIPTION_PARSE_FAILED
+    kafka_code = 42
+
+
+class SubscriptionMissing(SluiceError):
+    """The consumer's heartbeat has not told its subscription yet; it tries again by itself."""
+
+    rocketmq_code = 24  # SUBSCRIPTION_NOT_EXIST
+    kafka_code = 25  # UNKNOWN_MEMBER_ID
+    retriable = True
+
+
+class SubscriptionOld(SluiceError):
+    """The consumer knows a newer subscription than the broker has heard of."""
+
+    rocketmq_code = 25  # SUBSCRIPTION_NOT_LATEST
+    kafka_code = 25
+    retriable = True
+
+
+class NotFound(SluiceError):
+    """What is asked for does not exist; not a fault."""
+
+    rocketmq_code = 22  # QUERY_NOT_FOUND
+    kafka_code = 0
+
+
+class ConsumerOffline(SluiceError):
+    """Nobody of the group is connected."""
+
+    rocketmq_code = 206  # CONSUMER_NOT_ONLINE
+    kafka_code = 25
+
+
+class Busy(SluiceError):
+    """A bound is reached; the text names it. Trying again later helps."""
+
+    rocketmq_code = 2  # SYSTEM_BUSY
+    kafka_code = 89  # THROTTLING_QUOTA_EXCEEDED
+    retriable = True
+
+
+class LinkError(SluiceError):
+    """A request over a connection to another process got no answer; it may have been done."""
+
+    retriable = True
+    kafka_code = 13  # NETWORK_EXCEPTION
+
+
+class LinkLost(LinkError):
+    """The connection could not be had, or ended before the answer came."""
+
+
+class RequestTimedOut(LinkError):
+    """The answer did not come in time; one that comes later is dropped."""
+
+    kafka_code = 7  # REQUEST_TIMED_OUT
+
+
+class LinkBusy(LinkError):
+    """So many requests wait for their answers on one connection that it takes no further one."""
