@@ -1,0 +1,92 @@
+"""This module brings queues, tables and the key index to the disk, and says so in the snapshot.
+
+A checkpoint is taken at the position below which the log is durable. With the owner it gathers what
+is new since the last one; in the background it writes the queue files, makes them durable together,
+writes the changed tables and last the snapshot, which makes all of it count. A crash in between
+leaves the old snapshot, and recovery makes the same units from the log again, over the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.model import QueueKey
+from sluice.storage import snapshot
+from sluice.storage.files import Files
+from sluice.storage.queue_index import FilePart, QueueIndex, QueueWrite
+
+Row = list[Any]
+
+
+@dataclass(slots=True)
+class CheckpointJob:
+    """Everything a checkpoint writes, gathered at one moment; `run` may be called on any thread."""
+
+    files: Files
+    root: str
+    log_offset: int
+    last_ms: int
+    index_ms: int
+    content: dict[str, Any]
+    writes: list[QueueWrite]
+    rows: dict[QueueKey, Row]
+    tables: set[str]
+    configs: dict[str, bytes]
+    sync_index: Callable[[], list[Any] | None]
+
+    def run(self) -> None:
+        paths = [
+            write_part(self.files, write.queue, part)
+            for write in self.writes
+            for part in write.parts
+        ]
+        if paths:
+            self.files.sync_many(paths)
+        self.files.make_directory(f"{self.root}/config")
+        for name, data in self.configs.items():
+            self.files.replace(f"{self.root}/config/{name}", data)
+        index_marks = self.sync_index()
+        if index_marks is None:
+            self.content["indexed_to"] = 0
+        self.content["index"] = [list(mark) for mark in index_marks or []]
+        self.content["queues"] = list(self.rows.values())
+        # The snapshot counts with the checkpoint file as it is and as it will be: a crash between
+        # the two must not look as if somebody else had written the one.
+        fields = snapshot.checkpoint_fields(self.last_ms, self.index_ms, self.log_offset)
+        before = snapshot.read_checkpoint(self.files, self.root)
+        self.content["checkpoint"] = [before, fields.hex()]
+        snapshot.write_snapshot(self.files, self.root, self.content)
+        snapshot.write_checkpoint(self.files, self.root, fields)
+
+
+def write_part(files: Files, queue: QueueIndex, part: FilePart) -> str:
+    """Write units into their file, made where it is missing; returns its path. Durable it is
+    not yet.
+    """
+    try:
+        file = files.open(part.path)
+    except FileNotFoundError:
+        files.make_directory(queue.directory)
+        file = files.create(part.path, queue.file_units * queue.unit_bytes)
+    try:
+        file.pwritev([part.data], part.at)
+    finally:
+        file.close()
+    return part.path
+
+
+def collect(queues: Iterable[QueueIndex], durable: int) -> list[QueueWrite]:
+    """What the queues have that is not in their files yet."""
+    return [write for queue in queues if (write := queue.collect(durable)) is not None]
+
+
+def row_of(queue: QueueIndex, write: QueueWrite | None = None) -> Row:
+    """A queue's line in the snapshot, as it is when `write` is done."""
+    written, end_offset, sums = queue.written, queue.written_offset, queue.sums
+    if write is not None:
+        written, end_offset, sums = write.stop, write.end_offset, {**sums, **write.sums}
+    topic, queue_id = queue.key
+    first, start = min(queue.first, written), min(queue.start_offset, end_offset)
+    return [topic, queue_id, queue.kind, first, start, written, end_offset, dict(sums)]

@@ -1,0 +1,350 @@
+"""This module does what a store needs from time to time: checkpoints, retention, a look at the
+disk.
+
+Retention goes in steps, each of which may be the last before a crash:
+
+    1. decide the position below which the log may go                         (retention.py) 2. find
+    for every queue its first entry above it                          (background) 3. write all
+    tables to the log again, with the end of each queue that keeps no entry; wait: durable 4. delete
+    the log's files                                                 (background) 5. checkpoint, so
+    that the snapshot names none of the queue files that go 6. delete those
+    (background)
+
+Its methods belong to the owner's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from sluice.errors import DiskFull, SluiceError, StoreReadOnly
+from sluice.storage import checkpoint as checkpoints
+from sluice.storage import retention
+from sluice.storage.flush import Confirmed
+from sluice.storage.queue_index import QueueIndex
+from sluice.storage.state import QUEUE_END_TABLE, Change, file_names
+
+if TYPE_CHECKING:
+    from sluice.storage.store import Store
+
+CheckpointDone = Callable[[BaseException | None], None]
+
+_DISK_LOOK_MS = 1_000
+log_lines = logging.getLogger("sluice.storage")
+
+
+class _NewFirst(NamedTuple):
+    queue: QueueIndex
+    first: int
+    offset: int
+    empty: bool
+
+
+class Housekeeping:
+    """The timers of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        config = store.config
+        self._rules = retention.RetentionRules(
+            retention_hours=config.retention_hours,
+            hours_of_day=frozenset(config.retention_hours_of_day),
+            clean_ratio=config.disk_clean_ratio,
+            force_ratio=config.disk_force_ratio,
+            refuse_ratio=config.disk_refuse_ratio,
+        )
+        self._checkpoint_running = False
+        self._checkpoint_waiting: list[CheckpointDone] = []
+        self._checkpoint_ms = store.now_ms()
+        self._checkpoint_offset = store.log.written
+        self._checkpoint_appends = 0
+        self._disk_ms = 0
+        self._deleting = False
+        self.checkpoint_count = 0
+        self.deleted_count = 0
+        self.used_ratio = 0.0
+
+    def tick(self, now_ms: int) -> None:
+        store, config = self._store, self._store.config
+        if now_ms - self._disk_ms >= _DISK_LOOK_MS:
+            self._disk_ms = now_ms
+            self._look_at_disk()
+            self._delete_old(now_ms)
+        flushed = store.flusher.flushed
+        due = (
+            now_ms - self._checkpoint_ms >= config.checkpoint_interval_ms
+            or flushed - self._checkpoint_offset >= config.checkpoint_bytes_max
+            or store.append_count - self._checkpoint_appends >= config.checkpoint_messages_max
+        )
+        if due and not self._checkpoint_running and flushed > self._checkpoint_offset:
+            self.checkpoint()
+
+    # --------------------------------------------------------------------------------- checkpoints
+
+    def checkpoint(self, done: CheckpointDone | None = None) -> None:
+        """Bring queues, tables and index to the disk; `done` when a checkpoint that starts now
+        is over.
+        """
+        if self._checkpoint_running:
+            if done is not None:
+                self._checkpoint_waiting.append(done)
+            return
+        store = self._store
+        if store.released:
+            if done is not None:
+                done(StoreReadOnly("the store is closed"))
+            return
+        self._checkpoint_running = True
+        store.indexing.hand_over()
+        job = self._job()
+        self._checkpoint_ms = store.now_ms()
+        self._checkpoint_appends = store.append_count
+        store.background.submit(
+            "disk", job.run, lambda _, error: self._checkpoint_done(job, done, error)
+        )
+
+    def _job(self) -> checkpoints.CheckpointJob:
+        store = self._store
+        # Not `flushed`: a setting is in its table only when its `done` was called.
+        durable = store.flusher.settled
+        dirty = store.take_dirty()
+        writes = checkpoints.collect(dirty, durable)
+        rows = dict(store.rows)
+        rows.update({write.queue.key: checkpoints.row_of(write.queue, write) for write in writes})
+        # A queue may have units above `durable` still.
+        stops = {write.queue.key: write.stop for write in writes}
+        store.mark_dirty([q for q in dirty if q.count > stops.get(q.key, q.written)])
+        tables, store.state.unsaved = store.state.unsaved, set()
+        content = {
+            "version": 1,
+            "log_offset": durable,
+            "log_start": store.log.start,
+            "last_ms": store.last_ms,
+            "indexed_to": store.indexing.reached,
+            "segments": {s.base: s.last_ms for s in store.log.segments.values() if s.last_ms},
+            "configs": file_names(store.state.tables),
+        }
+        return checkpoints.CheckpointJob(
+            files=store.files,
+            root=store.root,
+            log_offset=durable,
+            last_ms=store.last_ms,
+            index_ms=store.last_ms,
+            content=content,
+            writes=writes,
+            rows=rows,
+            tables=tables,
+            configs=store.state.render(tables, durable),
+            sync_index=store.indexing.sync,
+        )
+
+    def _checkpoint_done(
+        self,
+        job: checkpoints.CheckpointJob,
+        done: CheckpointDone | None,
+        error: BaseException | None,
+    ) -> None:
+        store = self._store
+        self._checkpoint_running = False
+        if error is None:
+            for write in job.writes:
+                write.queue.collected(write)
+            # Retention may have changed rows meanwhile: only what this job wrote is taken over.
+            for write in job.writes:
+                store.rows[write.queue.key] = checkpoints.row_of(write.queue)
+            self._checkpoint_offset = job.log_offset
+            self.checkpoint_count += 1
+        else:
+            log_lines.error("checkpoint failed, the next one tries again: %s", error)
+            store.mark_dirty([write.queue for write in job.writes])
+            store.state.unsaved |= job.tables
+        if done is not None:
+            done(error)
+        waiting, self._checkpoint_waiting = self._checkpoint_waiting, []
+        if waiting:
+            self.checkpoint(lambda failure: _tell(waiting, failure))
+
+    # ------------------------------------------------------------------------------------ retention
+
+    def _look_at_disk(self) -> None:
+        store = self._store
+        try:
+            self.used_ratio = store.files.usage(store.root).used_ratio
+        except OSError as error:
+            log_lines.error("cannot tell how full the disk of %s is: %s", store.root, error)
+            return
+        refuse = self._rules.refuse_ratio
+        if self.used_ratio < refuse:
+            if isinstance(store.refusal, DiskFull):
+                log_lines.warning("the disk has room again: writes are accepted")
+                store.refuse(None)
+        elif store.refusal is None:
+            refusal = DiskFull(
+                f"the disk of {store.root} is {self.used_ratio:.0%} full, the limit is "
+                f"{refuse:.0%} (disk_refuse_ratio); writing goes on by itself when there is room"
+            )
+            log_lines.error("%s", refusal)
+            store.refuse(refusal)
+
+    def _delete_old(self, now_ms: int) -> None:
+        if self._deleting:
+            return
+        store = self._store
+        segments = list(store.log.segments.values())
+        closed = [
+            retention.OldFile(s.base + store.log.segment_bytes, self._last_ms(i))
+            for i, s in enumerate(segments[:-1])
+        ]
+        position = retention.delete_before(
+            closed,
+            self._rules,
+            now_ms=now_ms,
+            hour_of_day=time.localtime(now_ms / 1000).tm_hour,
+            used_ratio=self.used_ratio,
+        )
+        # What a checkpoint does not cover yet is not deleted: recovery starts there.
+        position = min(position, self._checkpoint_offset)
+        position -= position % store.log.segment_bytes
+        if position > store.log.start:
+            self.delete_before(position)
+
+    def _last_ms(self, number: int) -> int:
+        """The newest entry of a closed file is not newer than the first of the file after it."""
+        segments = list(self._store.log.segments.values())
+        segment = segments[number]
+        if segment.last_ms is None:
+            segment.last_ms = self._store.reader.store_ms(segments[number + 1].base)
+        return segment.last_ms
+
+    def delete_before(self, position: int, done: Callable[[], None] | None = None) -> None:
+        """Delete the log's files below a position, and what points into them."""
+        self._deleting = True
+        store = self._store
+        frozen = [(queue, queue.freeze()) for queue in store.queues.values()]
+
+        def search() -> list[_NewFirst]:
+            result = []
+            for queue, copy in frozen:
+                first, offset = copy.find_first(position, store.queue_files)
+                result.append(_NewFirst(queue, first, offset, first >= copy.count))
+            return result
+
+        def found(firsts: list[_NewFirst] | None, error: BaseException | None) -> None:
+            if firsts is None:
+                log_lines.error("retention could not read a queue, nothing was deleted: %s", error)
+                self._deleting = False
+                return
+            self._write_tables(position, firsts, done)
+
+        store.background.submit("disk", search, found)
+
+    def _write_tables(
+        self, position: int, firsts: list[_NewFirst], done: Callable[[], None] | None
+    ) -> None:
+        store = self._store
+        known = store.table(QUEUE_END_TABLE)
+        ends: list[Change] = []
+        for queue, _, offset, empty in firsts:
+            key = f"{queue.key.topic}@{queue.key.queue_id}"
+            if empty and known.get(key) != offset:
+                ends.append((QUEUE_END_TABLE, key, offset))
+
+        def everything_written(error: SluiceError | None) -> None:
+            if error is None:
+                self._forget(position, firsts, done)
+            elif isinstance(error, DiskFull):
+                # Deleting is what makes room. Meanwhile config/ holds the tables: a checkpoint has
+                # covered what goes. The log gets them again once there is room.
+                self._forget(position, firsts, lambda: self._write_tables_again(done))
+            else:
+                self._deleting = False
+                log_lines.error("retention could not write the tables, nothing deleted: %s", error)
+
+        def ends_written(error: SluiceError | None) -> None:
+            if error is not None:
+                everything_written(error)
+            else:
+                self._stage_all(store.state.full_bodies(store.state_bytes_max), everything_written)
+
+        if ends:
+            self._stage_all(store.state.bodies(ends, store.state_bytes_max), ends_written)
+        else:
+            ends_written(None)
+
+    def _stage_all(self, bodies: list[bytes], done: Confirmed) -> None:
+        store = self._store
+        try:
+            for body in bodies[:-1]:
+                store.stage_state(body)
+            store.stage_state(bodies[-1], done)
+        except SluiceError as error:
+            done(error)
+        store.write_staged()
+
+    def _write_tables_again(self, done: Callable[[], None] | None) -> None:
+        def written(error: SluiceError | None) -> None:
+            if error is not None:
+                log_lines.error("the tables are in config/ only, not in the log: %s", error)
+            if done is not None:
+                done()
+
+        self._stage_all(self._store.state.full_bodies(self._store.state_bytes_max), written)
+
+    def _forget(
+        self, position: int, firsts: list[_NewFirst], done: Callable[[], None] | None
+    ) -> None:
+        store = self._store
+        log_paths = store.log.detach_before(position)
+        queue_paths: list[str] = []
+        for queue, first, offset, _ in firsts:
+            for path in queue.drop_before(first, offset):
+                store.queue_files.forget(path)
+                queue_paths.append(path)
+            if queue.key in store.rows:
+                store.rows[queue.key] = checkpoints.row_of(queue)
+
+        def log_removed(_: None, error: BaseException | None) -> None:
+            if error is not None:
+                log_lines.error("retention could not delete a log file: %s", error)
+            # The snapshot must not name a queue file that is gone, or a start would rebuild
+            # everything.
+            self.checkpoint(checkpointed)
+
+        def checkpointed(error: BaseException | None) -> None:
+            if error is None and not store.released:
+                store.background.submit("disk", remove_rest, removed)
+            else:
+                removed(None, error)
+
+        def remove_rest() -> None:
+            self._remove(queue_paths)
+            store.indexing.delete_before(position)
+
+        def removed(_: None, error: BaseException | None) -> None:
+            self._deleting = False
+            self.deleted_count += len(log_paths)
+            if error is not None:
+                log_lines.error("retention could not delete a file: %s", error)
+            if done is not None:
+                done()
+
+        store.background.submit("disk", lambda: self._remove(log_paths), log_removed)
+
+    def _remove(self, paths: list[str]) -> None:
+        files = self._store.files
+        directory = ""
+        for path in paths:
+            if directory == f"{self._store.root}/commitlog":
+                files.sync_directory(directory)  # one after the other: the log must have no hole
+            files.remove(path)
+            directory = path.rpartition("/")[0]
+        for directory in sorted({path.rpartition("/")[0] for path in paths}):
+            files.sync_directory(directory)
+
+
+def _tell(waiting: list[CheckpointDone], failure: BaseException | None) -> None:
+    for each in waiting:
+        each(failure)

@@ -1,0 +1,205 @@
+"""This module keeps the key index at the log's heels without slowing appends.
+
+Normally ("live") the keys of each appended entry are gathered in memory and written in batches by
+the background. Where the index is behind the log (its files were deleted, the store comes from
+elsewhere) it first catches up: the background walks the log in pieces, and appends are not gathered
+until it is there.
+
+The index is advice: it can be deleted at any time, a failure here never stops the log, and who
+queries it compares the entries it names with the key.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from sluice.errors import SluiceError
+from sluice.protocol import records
+from sluice.storage.background import Background
+from sluice.storage.commit_log import CommitLog
+from sluice.storage.key_index import IndexMark, KeyBatch, KeyIndex
+
+_BATCH_KEYS: Final = 20_000
+_CATCH_UP_ENTRIES: Final = 5_000
+_LANE: Final = "disk"  # the same as checkpoints': the index has one user at a time
+
+log_lines = logging.getLogger("sluice.storage")
+
+
+class Indexing:
+    """Feeds one key index from one log. Methods belong to the owner's thread."""
+
+    def __init__(self, background: Background, index: KeyIndex | None, log: CommitLog) -> None:
+        self._background = background
+        self._index = index
+        self._log = log
+        self._batch = KeyBatch()
+        self._position = 0  # in the log: everything below is gathered or written
+        self._catching_up = False
+        self._last_write_ms = 0
+        self._lane_failed = False
+        self.live = False
+        self.failure = "" if index is not None else "switched off (key_index)"
+
+    def start(self, indexed_to: int) -> None:
+        """Recovery says how far the index files reach."""
+        self._position = max(indexed_to, self._log.start)
+        self.live = self._position >= self._log.written and not self.failure
+
+    def note(self, topic: bytes, properties: bytes, position: int, store_ms: int) -> None:
+        """An entry was appended; only called while `live`."""
+        self._batch.add(topic, properties, position, store_ms)
+        if len(self._batch) >= _BATCH_KEYS:
+            self.hand_over()
+
+    @property
+    def reached(self) -> int:
+        """Everything below is in the index once what was handed over is written."""
+        if self.failure:
+            return 0  # what is missing is found out by reading the log again
+        return self._log.written if self.live else self._position
+
+    def hand_over(self) -> None:
+        """Let the background write what is gathered."""
+        index = self._index
+        if len(self._batch) == 0 or index is None or self.failure:
+            return
+        batch, self._batch = self._batch, KeyBatch()
+
+        def work() -> None:
+            # More work, and a checkpoint, may be in the lane before `_written` is told.
+            if not self._lane_failed:
+                self._lane_failed = True
+                index.write(batch)
+                self._lane_failed = False
+
+        self._background.submit(_LANE, work, self._written)
+
+    def _written(self, _: None, error: BaseException | None) -> None:
+        if error is not None and not self.failure:
+            self.failure = str(error)
+            self.live = False
+            log_lines.error(
+                "the key index stopped: %s; queries by key find only older messages", error
+            )
+
+    def tick(self, now_ms: int, interval_ms: int) -> None:
+        """Write what waits long enough, or go on catching up."""
+        if self.failure:
+            return
+        if not self.live:
+            self._catch_up()
+        elif now_ms - self._last_write_ms >= interval_ms:
+            self._last_write_ms = now_ms
+            self.hand_over()
+
+    def _catch_up(self) -> None:
+        index, log = self._index, self._log
+        if self._catching_up or index is None:
+            return
+        self._position = max(self._position, log.start)
+        if self._position >= log.written:
+            self.live = True
+            return
+        at = self._position % log.segment_bytes
+        base = self._position - at
+        view = log.segments[base].file.view()
+        stop = min(log.written - base, log.segment_bytes)
+        self._catching_up = True
+
+        def work() -> int:
+            batch = KeyBatch()
+            reached = gather(view, base, at, stop, batch)
+            if len(batch):
+                index.write(batch)
+            return reached
+
+        self._background.submit(_LANE, work, self._caught_up)
+
+    def _caught_up(self, reached: int | None, error: BaseException | None) -> None:
+        self._catching_up = False
+        if reached is not None:
+            self._position = reached
+        self._written(None, error)
+
+    def sync(self) -> list[IndexMark] | None:
+        """Make the index durable and say what it holds; runs in the background's lane.
+
+        None where the index has stopped: the next start makes it anew, checkpoints go on without.
+        """
+        if self._index is None:
+            return []
+        if not self.failure and not self._lane_failed:
+            try:
+                return self._index.sync()
+            except (OSError, SluiceError) as error:
+                self._written(None, error)
+        return None
+
+    def query(
+        self,
+        topic: bytes,
+        key: bytes,
+        begin_ms: int,
+        end_ms: int,
+        count_max: int,
+        done: Callable[[list[int] | None, BaseException | None], None],
+    ) -> None:
+        """Positions that may hold the key, newest first."""
+        index = self._index
+        if index is None:
+            done([], None)
+            return
+        self.hand_over()
+        self._background.submit(
+            _LANE, lambda: index.query(topic, key, begin_ms, end_ms, count_max), done
+        )
+
+    def delete_before(self, position: int) -> None:
+        """Retention; runs in the background's lane."""
+        if self._index is not None:
+            self._index.delete_before(position)
+
+    def close(self) -> None:
+        self.failure = self.failure or "closed"
+        if self._index is not None:
+            self._index.close()
+
+
+def gather(view: memoryview, base: int, at: int, stop: int, batch: KeyBatch) -> int:
+    """Put the keys of the entries in view[at:stop] into a batch, a bounded number of them; returns
+    the position after the last one. Damaged entries end the file for the index; reading them is an
+    error anyway.
+    """
+    for _ in range(_CATCH_UP_ENTRIES):
+        if at >= stop:
+            break
+        try:
+            entry = records.summarize(view, at, base + at)
+        except records.BadRecord:
+            return base + len(view)
+        if indexed(entry.sys_flag):
+            batch.add(entry.topic, entry.properties, base + at, entry.store_ms)
+        at += entry.size
+    return base + at
+
+
+def indexed(sys_flag: int) -> bool:
+    """Rolled back messages are not looked for."""
+    return sys_flag & records.SYS_TX_MASK != records.SYS_TX_ROLLBACK
+
+
+def has_key(entry: memoryview, topic: bytes, key: bytes) -> bool:
+    """Whether an entry that the index named really has the key."""
+    summary = records.summarize(entry, 0, int.from_bytes(entry[28:36], "big"))
+    if summary.topic != topic:
+        return False
+    if records.property_value(summary.properties, b"UNIQ_KEY") == key:
+        return True
+    keys = records.property_value(summary.properties, b"KEYS") or b""
+    if key in keys.split(b" "):
+        return True
+    tag = records.property_value(summary.properties, b"TAGS")
+    return tag is not None and key == b"T#" + tag

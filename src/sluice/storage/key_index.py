@@ -1,0 +1,433 @@
+"""This module finds messages by key: (topic, key) -> places in the log, in Apache's index files.
+
+A message is found under topic#UNIQ_KEY, topic#key for each blank-separated part of KEYS, and
+topic#T#tag, in this order. The hash is Java's String.hashCode made positive; slot = hash % slots.
+The caller compares the real key: an index only says where to look.
+
+The files are Apache's, byte for byte; `key_index_file` draws them. What holds here, and why:
+
+- The log can always make the index anew, so nothing here is durable before `sync`. Its marks go
+  into the snapshot; after a crash each file is cut back to its mark, and the log adds the rest.
+- A message that is added again after `load` or after a failed `write` is not indexed twice.
+
+`KeyBatch` belongs to the store's owner. `KeyIndex` belongs to one background thread at a time and
+may wait for the disk. This module reads no log, and a clock only to name files.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.errors import StoreReadOnly
+from sluice.protocol.records import property_value
+from sluice.storage.files import Files
+from sluice.storage.key_index_file import I32_MAX, IndexFile, Ints, file_bytes
+
+NAME_DIGITS: Final = 17
+
+# A message has at most 32767 bytes of properties, and a key takes two of them.
+_KEYS_PER_MESSAGE_MAX: Final = 1 << 14
+_CHUNK_UNITS: Final = 1 << 18
+
+
+class IndexMark(NamedTuple):
+    """What is durable of one index file.
+
+    `entries` counts them; `end_position` is where in the log to go on when nothing after this file
+    is left; `crc` covers begin and entries. 0: not known, because the file was found, not made.
+    """
+
+    name: str
+    entries: int
+    end_position: int
+    crc: int
+
+
+# ---------------------------------------------------------------------------------------- gathering
+
+
+class KeyBatch:
+    """The keys of some messages on their way into the index; does no IO."""
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+        self._messages: list[tuple[int, int, int]] = []  # position, store time, number of keys
+        # Of all messages that were added, also of those without a key. -1: there was none.
+        self.first_position = -1
+        self.end_position = -1
+        self.first_ms = -1
+        self.last_ms = -1
+
+    def add(
+        self, topic: bytes, properties: bytes, position: int, store_ms: int, size_bytes: int = 0
+    ) -> None:
+        """Gather the keys of one message; messages come in the order of the log.
+
+        With `size_bytes` a later start goes on behind the message, without it at the message. Both
+        are right, because the index knows what it has.
+        """
+        assert position >= self.end_position, "messages come in the order of the log"
+        if self.first_position < 0:
+            self.first_position = position
+            self.first_ms = store_ms
+        self.end_position = position + size_bytes
+        self.last_ms = store_ms
+        # This runs once per message beside the appends: kept to what cannot be done later.
+        keys = self.keys
+        before = len(keys)
+        prefix = topic + b"#"
+        unique = property_value(properties, b"UNIQ_KEY")
+        if unique:
+            keys.append(prefix + unique)
+        several = property_value(properties, b"KEYS")
+        if several:
+            # A part that equals the unique key is indexed once more, as Apache does.
+            if b" " in several:
+                keys.extend([prefix + part for part in several.split(b" ") if part])
+            else:
+                keys.append(prefix + several)
+        tag = property_value(properties, b"TAGS")
+        if tag:
+            keys.append(prefix + b"T#" + tag)
+        key_count = len(keys) - before
+        if key_count:
+            self._messages.append((position, store_ms, key_count))
+
+    def places(self) -> tuple[Ints, Ints]:
+        """Position and store time of each key's message."""
+        table: Ints = np.array(self._messages, np.int64).reshape(-1, 3)
+        counts = table[:, 2]
+        return np.repeat(table[:, 0], counts), np.repeat(table[:, 1], counts)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def key_hashes(keys: Sequence[bytes]) -> Ints:
+    """The index's hash of each key (none is empty): Java's String.hashCode made positive."""
+    if not keys:
+        return np.zeros(0, np.int64)
+    joined = b"".join(keys)
+    lengths = np.fromiter(map(len, keys), np.int64, len(keys))
+    hashes = _hash_units(np.frombuffer(joined, np.uint8), lengths)
+    if not joined.isascii():
+        # Java hashes UTF-16 units, which are the bytes only where all of them are ASCII.
+        wide = [at for at, key in enumerate(keys) if not key.isascii()]
+        texts = [
+            keys[at].decode("utf-8", "replace").encode("utf-16-be", "surrogatepass") for at in wide
+        ]
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts)) // 2
+        hashes[wide] = _hash_units(np.frombuffer(b"".join(texts), ">u2"), lengths)
+    positive = np.abs(hashes.view(np.int32).astype(np.int64))
+    positive[positive > I32_MAX] = 0  # the one value whose abs() stays negative in Java
+    return positive
+
+
+def _hash_units(units: npt.NDArray[Any], lengths: Ints) -> npt.NDArray[np.uint32]:
+    """The sum of unit x 31^(distance to the key's end), modulo 2^32, of each key."""
+    powers = np.full(int(lengths.max()), 31, np.uint32)
+    powers[0] = 1
+    powers = np.cumprod(powers, dtype=np.uint32)
+    ends = np.cumsum(lengths)
+    hashes = np.empty(len(lengths), np.uint32)
+    low = 0
+    while low < len(lengths):
+        # In parts, because the working arrays are many times larger than the keys.
+        base = int(ends[low] - lengths[low])
+        high = max(low + 1, int(np.searchsorted(ends, base + _CHUNK_UNITS, "right")))
+        part_ends = ends[low:high] - base
+        part_lengths = lengths[low:high]
+        total = int(part_ends[-1])
+        weights = powers[np.repeat(part_ends, part_lengths) - 1 - np.arange(total)]
+        products = units[base : base + total].astype(np.uint32) * weights
+        hashes[low:high] = np.add.reduceat(products, part_ends - part_lengths, dtype=np.uint32)
+        low = high
+    return hashes
+
+
+# ---------------------------------------------------------------------------------------- the index
+
+
+class KeyIndex:
+    """All index files of a store, oldest first; only the newest one is written."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        *,
+        slots: int,
+        entries_max: int,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._disk = files
+        self._directory = directory
+        self._slots = slots
+        self._entries_max = entries_max
+        self._now_ms = now_ms
+        self._file_bytes = file_bytes(slots, entries_max)
+        self._files: list[IndexFile] = []
+        self._end_position = 0
+        # The last message that is indexed, and with how many keys, while it may be added again.
+        self._resume: tuple[int, int] | None = None
+        self._sync_failed = False
+
+    def load(self, marks: list[IndexMark], clean: bool) -> int:
+        """Open what is in the directory; returns the log position from which to add entries again.
+
+        `marks` are those of the last snapshot. After a clean stop files are taken as they are, with
+        what Apache's broker may have added since. After a crash only what the marks say counts and
+        the rest is deleted: `load([], clean=False)` starts an empty index. The first file that does
+        not hold what its mark says ends the index, for what follows must be added behind it. Files
+        of another length (other settings) and implausible ones are moved aside, not deleted.
+        """
+        assert not self._files, "loaded once"
+        marked = {mark.name: mark for mark in marks}
+        names = self._usable_names()
+        end_position = 0
+        whole = True
+        removed = False
+        for name in sorted(marked.keys() | names):
+            mark = marked.get(name)
+            if name not in names:
+                # Retention takes the oldest files; a hole behind them is damage.
+                whole = whole and not self._files
+                continue
+            if whole and (clean or mark is not None):
+                opened = self._disk.open(self._path(name))
+                file = IndexFile(opened, name, self._slots, self._entries_max)
+                whole = self._accept(file, mark, clean)
+                if whole:
+                    self._files.append(file)
+                    if mark is not None and file.header.next_number == mark.entries + 1:
+                        end_position = mark.end_position
+                    elif file.header.next_number > 1:
+                        end_position = file.header.end_position
+                    continue
+                file.close()
+            if clean:
+                self._set_aside(name)
+            else:
+                self._disk.remove(self._path(name))
+                removed = True
+        if removed:
+            self._disk.sync_directory(self._directory)
+        for file in self._files[:-1]:
+            file.close()
+        self._end_position = end_position
+        self._resume = self._last_indexed()
+        return end_position
+
+    def forget_from(self, position: int) -> None:
+        """The log ends here: what was indexed behind it is gone, and other messages will come."""
+        while self._files:
+            newest = self._files[-1]
+            kept = newest.count_before(position)
+            if kept == 0 and len(self._files) > 1:
+                newest.close()
+                self._disk.remove(newest.path)
+                self._files.pop()
+                before = self._files[-1]
+                opened = self._disk.open(before.path)
+                self._files[-1] = IndexFile(opened, before.name, self._slots, self._entries_max)
+                self._files[-1].crc = before.crc
+                continue
+            if kept < newest.header.next_number - 1:
+                newest.cut(kept, newest.checksum(kept + 1) if newest.crc else 0)
+            break
+        self._end_position = min(self._end_position, position)
+        self._resume = self._last_indexed()
+
+    def _usable_names(self) -> set[str]:
+        """The index files of our length; others are put out of the way."""
+        usable = set()
+        for name in self._disk.names(self._directory):
+            path = self._path(name)
+            is_ours = len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
+            if not is_ours or self._disk.is_directory(path):
+                continue
+            size = self._disk.size(path)
+            if size == self._file_bytes:
+                usable.add(name)
+            elif size == 0:
+                self._disk.remove(path)  # a crash came between the file and its length
+            else:
+                self._set_aside(name)
+        return usable
+
+    def _accept(self, file: IndexFile, mark: IndexMark | None, clean: bool) -> bool:
+        entries = file.header.next_number - 1
+        if clean:
+            if mark is not None and entries < mark.entries:
+                return False
+            if mark is not None and entries == mark.entries:
+                file.crc = mark.crc
+            return file.plausible()
+        assert mark is not None, "after a crash only marked files are opened"
+        if entries == mark.entries and file.room == 0 and file.plausible():
+            file.crc = mark.crc  # it was full when it was made durable: nothing came after
+            return True
+        return file.cut(mark.entries, mark.crc)
+
+    def _last_indexed(self) -> tuple[int, int] | None:
+        """Position and key count of the last message in the files."""
+        position = -1
+        count = 0
+        for file in reversed(self._files):
+            for number in range(file.header.next_number - 1, 0, -1):
+                entry_position = file.position(number)
+                if count == 0:
+                    position = entry_position
+                if entry_position != position or count == _KEYS_PER_MESSAGE_MAX:
+                    return position, count
+                count += 1
+        return (position, count) if count else None
+
+    def _set_aside(self, name: str) -> None:
+        aside = posixpath.join(posixpath.dirname(self._directory), "sluice", "foreign-index")
+        self._disk.make_directory(aside)
+        target = posixpath.join(aside, name)
+        number = 0
+        while self._disk.exists(target):
+            number += 1
+            target = posixpath.join(aside, f"{name}.{number}")
+        self._disk.rename(self._path(name), target)
+        self._disk.sync_directory(aside)
+        self._disk.sync_directory(self._directory)
+
+    def _path(self, name: str) -> str:
+        return posixpath.join(self._directory, name)
+
+    def write(self, batch: KeyBatch) -> None:
+        """Index a batch. After an OSError the same messages may be given again, in any batches."""
+        if batch.first_position < 0:
+            return
+        self._mend()
+        hashes = key_hashes(batch.keys)
+        positions, times = batch.places()
+        at = self._known_count(positions)
+        try:
+            while at < len(hashes):
+                before_end_ms = self._prepare_room()
+                newest = self._files[-1]
+                stop = min(at + newest.room, len(hashes))
+                newest.append(hashes[at:stop], positions[at:stop], times[at:stop], before_end_ms)
+                at = stop
+            if not self._files:
+                # An empty file, so that there is a mark: it spares the next start to look for keys
+                # in messages that have none.
+                self._create()
+        except OSError:
+            self._resume = self._last_indexed()
+            raise
+        self._end_position = batch.end_position
+
+    def _known_count(self, positions: Ints) -> int:
+        """How many keys at the start of a batch are indexed already."""
+        if self._resume is None:
+            return 0
+        last_position, key_count = self._resume
+        start = int(np.searchsorted(positions, last_position, "left"))
+        stop = int(np.searchsorted(positions, last_position, "right"))
+        if stop < len(positions):
+            # From here on the log goes forward. A follower whose log was cut may write positions
+            # anew that are indexed for other messages, and those are not known.
+            self._resume = None
+        return min(start + key_count, stop)
+
+    def _prepare_room(self) -> int:
+        """See to it that the newest file has room; returns the end time of the one before it."""
+        if not self._files or self._files[-1].room == 0:
+            self._create()
+        return self._files[-2].header.end_ms if len(self._files) > 1 else 0
+
+    def _create(self) -> None:
+        now_ms = self._now_ms()
+        stamp = datetime.fromtimestamp(now_ms // 1000).strftime("%Y%m%d%H%M%S")
+        name = f"{stamp}{now_ms % 1000:03d}"
+        # Names give the order of the files, also when the clock goes back or summer time ends.
+        newest = self._files[-1].name if self._files else ""
+        name = max(name, newest)
+        while name == newest or self._disk.exists(self._path(name)):
+            name = f"{int(name) + 1:0{NAME_DIGITS}d}"
+        self._disk.make_directory(self._directory)
+        opened = self._disk.create(self._path(name), self._file_bytes)
+        if self._files:
+            self._files[-1].close()
+        file = IndexFile(opened, name, self._slots, self._entries_max)
+        file.dirty = True
+        self._files.append(file)
+
+    def _mend(self) -> None:
+        """Undo a write that failed half-way; a disk that still fails raises again."""
+        if self._files and self._files[-1].torn:
+            self._files[-1].mend()
+
+    def sync(self) -> list[IndexMark]:
+        """Make all durable; returns what the next snapshot has to remember.
+
+        After a failure nobody knows what is on the disk, and trying again would hide it: from then
+        on there are no marks until the index is loaded anew.
+        """
+        if self._sync_failed:
+            raise StoreReadOnly("the key index could not be made durable; open the store again")
+        self._mend()
+        dirty = [file for file in self._files if file.dirty]
+        if dirty:
+            try:
+                self._disk.sync_many([file.path for file in dirty])
+            except OSError:
+                self._sync_failed = True
+                raise
+        marks = []
+        for file in self._files:
+            file.dirty = False
+            end_position = file.header.end_position
+            if file is self._files[-1]:
+                end_position = self._end_position
+            marks.append(IndexMark(file.name, file.header.next_number - 1, end_position, file.crc))
+        return marks
+
+    def delete_before(self, position: int) -> list[str]:
+        """Remove files that only speak of messages before `position`; the newest one stays."""
+        removed = []
+        while len(self._files) > 1 and self._files[0].header.end_position < position:
+            self._disk.remove(self._files[0].path)
+            removed.append(self._files.pop(0).name)
+        if removed:
+            self._disk.sync_directory(self._directory)
+        return removed
+
+    def close(self) -> None:
+        """Close all files. What was not synced is not durable."""
+        for file in self._files:
+            file.close()
+        self._files = []
+
+    def query(
+        self, topic: bytes, key: bytes, begin_ms: int, end_ms: int, max_count: int
+    ) -> list[int]:
+        """Positions of messages that may have the key (a tag: b"T#" + tag), newest first.
+
+        `begin_ms` and `end_ms` limit the store time, both included. The caller reads each message
+        and compares: other keys have the same hash, and a damaged entry points anywhere.
+        """
+        self._mend()
+        (key_hash,) = key_hashes([b"%b#%b" % (topic, key)]).tolist()
+        found: list[int] = []
+        for file in reversed(self._files):
+            header = file.header
+            if header.next_number == 1:
+                continue
+            last_ms = max(header.begin_ms, header.end_ms)
+            if header.begin_ms <= end_ms and begin_ms <= last_ms:
+                file.find(key_hash, begin_ms, end_ms, max_count, found)
+            if header.begin_ms < begin_ms or len(found) >= max_count:
+                break
+        return found
