@@ -1,0 +1,21 @@
+"""This module is the list of benchmarks; each is imported only when it is asked for."""
+
+from bench.harness import Benchmark, Figure, Run
+
+
+def _store(run: Run) -> list[Figure]:
+    from bench.store import measure
+
+    return measure(run)
+
+
+BENCHMARKS = {
+    row.name: row
+    for row in (
+        Benchmark(
+            "store",
+            "Appends, reads, recovery and memory of the store, beside the disk's own limit.",
+            _store,
+        ),
+    )
+}

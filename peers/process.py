@@ -1,0 +1,167 @@
+"""This module starts one long-running program, waits for its ready line, and ends it by its id.
+
+Output goes to a file, never to a pipe nobody reads. A program that is still alive when the
+interpreter exits is killed, so that an interrupted test run leaves nothing behind.
+"""
+
+import atexit
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from peers.errors import PeerFailed
+
+LOG_TAIL_LINES = 40
+# RocketMQ's logging library tells how it read its configuration before anything else is printed.
+_CHATTER = re.compile(r"^\d\d:\d\d:\d\d,\d+ \|-.*\n?", re.MULTILINE)
+POLL_INTERVAL_S = 0.05
+STOP_TIMEOUT_S = 60.0
+
+_alive: set[subprocess.Popen[bytes]] = set()
+
+
+@atexit.register
+def _kill_leftovers() -> None:
+    for process in list(_alive):
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+
+def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
+    """The last lines of a log file, for an error message."""
+    if not path.exists():
+        return f"({path} was never written)"
+    text = without_chatter(path.read_text(encoding="utf-8", errors="replace"))
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def without_chatter(text: str) -> str:
+    """A program's output without the lines in which its logging library talks about itself."""
+    return _CHATTER.sub("", text)
+
+
+class PeerProcess:
+    """One child process whose standard output and error go to `log`."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.log = log
+        # Appended to, so that a restart in the same directory keeps the first run's output;
+        # the ready line is looked for behind this place only.
+        self._log_start_bytes = log.stat().st_size if log.exists() else 0
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+            )
+        _alive.add(self._process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def output(self) -> str:
+        """What the program has printed since this start."""
+        with self.log.open("rb") as file:
+            file.seek(self._log_start_bytes)
+            return file.read().decode("utf-8", errors="replace")
+
+    def wait_ready(self, ready_text: str, timeout_s: float) -> None:
+        """Return when the program has printed `ready_text`; PeerFailed with the log tail if not."""
+        deadline = time.monotonic() + timeout_s
+        while ready_text not in self.output():
+            if not self.running:
+                code = self._process.returncode
+                self._forget()
+                raise PeerFailed(f"{self.name} ended with code {code}:\n{log_tail(self.log)}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise PeerFailed(
+                    f"{self.name} was not ready after {timeout_s:.0f} s:\n{log_tail(self.log)}"
+                )
+            time.sleep(POLL_INTERVAL_S)
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Ask it to end (SIGTERM) and wait; killed, and PeerFailed, when it does not."""
+        if not self.running:
+            self._forget()
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            self.kill()
+            raise PeerFailed(
+                f"{self.name} did not end within {timeout_s:.0f} s:\n{log_tail(self.log)}"
+            ) from error
+        self._forget()
+
+    def kill(self) -> None:
+        """End it at once (SIGKILL), as a crash would."""
+        if self.running:
+            self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        self._forget()
+
+    def _forget(self) -> None:
+        _alive.discard(self._process)
+
+    def __enter__(self) -> "PeerProcess":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+
+def free_ports(count: int, *, also: Sequence[int] = ()) -> list[int]:
+    """`count` loopback ports free now; `also` are distances from each that must be free too.
+
+    They are bound together and then released, so they differ from one another. Another program
+    could take one before the peer does; the peer's start then fails and says so.
+    """
+    ports: list[int] = []
+    with contextlib.ExitStack() as held:
+        while len(ports) < count:
+            first = _bind(0, held)
+            assert first is not None
+            if all(_bind(first + distance, held) is not None for distance in also):
+                ports.append(first)
+    return ports
+
+
+def _bind(port: int, held: contextlib.ExitStack) -> int | None:
+    listener = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError:
+        return None
+    bound = listener.getsockname()[1]
+    assert isinstance(bound, int)
+    return bound

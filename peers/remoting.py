@@ -1,0 +1,44 @@
+"""This module sends single RocketMQ requests: the few that the harness itself must ask.
+
+It is independent of Sluice's own codec on purpose: a peer is not started through the code that it
+is there to judge.
+"""
+
+import json
+import socket
+import struct
+
+from peers.errors import PeerFailed
+
+UPDATE_BROKER_CONFIG = 25
+GET_CLUSTER_INFO = 106
+ANSWER_BYTES_MAX = 1 << 20
+
+
+def call(port: int, code: int, body: bytes = b"", *, timeout_s: float = 10.0) -> bytes:
+    """The body of the answer of a server on loopback; PeerFailed when it is not a success."""
+    header = json.dumps(
+        {"code": code, "language": "OTHER", "version": 0, "opaque": 1, "flag": 0}
+    ).encode()
+    frame = struct.pack(">ii", 4 + len(header) + len(body), len(header)) + header + body
+    with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
+        connection.sendall(frame)
+        (size,) = struct.unpack(">i", _exactly(connection, 4))
+        if not 4 <= size <= ANSWER_BYTES_MAX:
+            raise PeerFailed(f"request {code} to port {port}: an answer of {size} bytes")
+        answer = _exactly(connection, size)
+    header_bytes = struct.unpack(">i", answer[:4])[0] & 0xFFFFFF
+    fields = json.loads(answer[4 : 4 + header_bytes])
+    if fields.get("code") != 0:
+        raise PeerFailed(f"request {code} to port {port}: {fields.get('remark')}")
+    return answer[4 + header_bytes :]
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        piece = connection.recv(size - len(received))
+        if not piece:
+            raise PeerFailed("the server closed the connection in the middle of an answer")
+        received += piece
+    return received
