@@ -1,0 +1,483 @@
+"""This module moves frames over TCP: listener and connector for protocols that frame by length.
+
+A `Connection` hands whole frames to a `Handler` and sends bytes. What it guards against:
+
+    too many connections, in all or from one address     refused at once, the listener goes on
+    a peer that says nothing, or only half a frame        closed when its time is over
+    a frame that is too long, or no frame at all          closed; what came before it is served
+    a peer that does not read its answers                 we stop reading from it, so it costs what
+                                                          it asked for before; then it is closed
+
+Everything that is sent within one turn of the event loop goes out in one write. TLS and plain text
+share a port, as RocketMQ's clients expect: the first byte of a TLS connection is 0x16.
+
+This module knows no protocol beyond the length in front of a frame, and no state of a session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol, cast
+
+from sluice.errors import ConfigError, ProtocolError
+from sluice.model import Buffer
+from sluice.protocol.framing import FRAME_BYTES_MAX, SCRATCH_BYTES, BadFrame, Frame, FrameReader
+
+TlsMode = Literal["off", "permissive", "enforcing"]
+
+_TLS_FIRST_BYTE: Final = 0x16
+_SWEEP_SECONDS: Final = 1.0
+log_lines = logging.getLogger("sluice.net")
+
+# One buffer to receive into serves all connections: nothing stays in it between two calls.
+_scratch = bytearray(SCRATCH_BYTES)
+
+
+class Handler(Protocol):
+    """What happens with a connection's frames. Called on the event loop, must not block."""
+
+    def opened(self, connection: Connection) -> None: ...
+
+    def received(self, connection: Connection, frames: list[Frame]) -> None: ...
+
+    def closed(self, connection: Connection) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one listener allows its peers."""
+
+    connections_max: int = 10_000
+    connections_per_address_max: int = 2_000
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    first_frame_ms: int = 10_000  # from the connection to its first whole frame
+    frame_ms: int = 30_000  # from the first byte of a frame to its last
+    idle_ms: int = 120_000
+    unsent_bytes_max: int = 16 * 1024 * 1024  # above: nothing more is read from the peer
+    unsent_ms: int = 60_000  # so long may a peer leave its answers unread
+    tls_handshake_ms: int = 5_000
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One TCP connection. Belongs to the event loop's thread."""
+
+    __slots__ = (
+        "_flush_waits",
+        "_frame_since",
+        "_handler",
+        "_limits",
+        "_loop",
+        "_on_lost",
+        "_out",
+        "_out_bytes",
+        "_reader",
+        "_stuck_since",
+        "_transport",
+        "attributes",
+        "close_reason",
+        "heard_at",
+        "local",
+        "opened_at",
+        "peer",
+        "received_count",
+    )
+
+    def __init__(
+        self,
+        handler: Handler,
+        limits: Limits,
+        on_lost: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self._handler = handler
+        self._limits = limits
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._reader = FrameReader(limits.frame_bytes_max, _scratch)
+        self._transport: asyncio.Transport | None = None
+        self._out: list[Buffer] = []
+        self._out_bytes = 0  # of this turn, not handed over yet
+        self._flush_waits = False
+        self._stuck_since = 0.0  # since when the peer does not read; 0 while it does
+        self._frame_since = 0.0  # since when a frame is incomplete; 0 between frames
+        self.peer: tuple[str, int] = ("", 0)
+        self.local: tuple[str, int] = ("", 0)
+        self.opened_at = self.heard_at = time.monotonic()
+        self.received_count = 0
+        self.close_reason = ""
+        self.attributes: dict[str, object] = {}  # the handler's own notes
+
+    def __str__(self) -> str:
+        return f"{self.peer[0]}:{self.peer[1]}"
+
+    def packed_peer(self) -> bytes:
+        """The peer's address as messages carry it: 4 or 16 bytes, and a 4-byte port."""
+        address = ipaddress.ip_address(self.peer[0].partition("%")[0])
+        return address.packed + self.peer[1].to_bytes(4, "big")
+
+    # ------------------------------------------------------------------------- asyncio's side of it
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._limits.unsent_bytes_max)
+        self.peer = _address(transport.get_extra_info("peername"))
+        self.local = _address(transport.get_extra_info("sockname"))
+        self._handler.opened(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.heard_at = time.monotonic()
+        bad: BadFrame | None = None
+        try:
+            frames = self._reader.buffer_updated(nbytes)
+        except BadFrame as error:
+            bad, frames = error, error.frames
+        if not self._reader.kept_bytes:
+            self._frame_since = 0.0
+        elif frames or not self._frame_since:
+            # Only a new frame starts the clock: one byte a second must not put its end off.
+            self._frame_since = self.heard_at
+        if frames:
+            self.received_count += len(frames)
+            try:
+                self._handler.received(self, frames)
+            except ProtocolError as error:
+                self.close(str(error))
+                return
+            # One turn may read many times before its end. Handed over now, answers that pile up
+            # stop that reading; at the turn's end it would be too late.
+            if self._out_bytes > self._limits.unsent_bytes_max:
+                self._flush()
+        if bad is not None:
+            self.close(str(bad))
+
+    def eof_received(self) -> bool:
+        self._flush()  # who asked and then closed its side may still read
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.close_reason:
+            self.close_reason = str(exc) if exc is not None else "closed by the peer"
+        self._transport = None
+        self._out.clear()
+        self._out_bytes = 0
+        if self._on_lost is not None:
+            self._on_lost(self)
+        self._handler.closed(self)
+
+    def pause_writing(self) -> None:
+        self._stuck_since = time.monotonic()
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._stuck_since = 0.0
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # -------------------------------------------------------------------------------------- sending
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, *parts: Buffer) -> None:
+        """Send bytes, together with all others of this turn. After a close it does nothing."""
+        if self._transport is None:
+            return
+        self._out.extend(parts)
+        for part in parts:
+            self._out_bytes += len(part)
+        if not self._flush_waits:
+            self._flush_waits = True
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._flush_waits = False
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._transport is None or not self._out:
+            return
+        out, self._out = self._out, []
+        self._out_bytes = 0
+        if self._transport.is_closing():
+            return
+        if len(out) == 1:
+            self._transport.write(out[0])
+        else:
+            self._transport.writelines(out)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the peer has not taken yet, with what was sent in this turn."""
+        if self._transport is None:
+            return 0
+        return self._transport.get_write_buffer_size() + self._out_bytes
+
+    def close(self, reason: str) -> None:
+        """Send what is waiting, then close."""
+        if self._transport is not None and not self._transport.is_closing():
+            self.close_reason = self.close_reason or reason
+            log_lines.info("%s closed: %s", self, reason)
+            self._flush()
+            self._transport.close()
+
+    def abort(self, reason: str) -> None:
+        """Close at once; what is waiting is dropped."""
+        if self._transport is not None:
+            self.close_reason = self.close_reason or reason
+            log_lines.warning("%s dropped: %s", self, reason)
+            self._transport.abort()
+
+    def overdue(self, now: float) -> str:
+        """Why this connection has no right to go on; empty where it has."""
+        limits = self._limits
+        if self._stuck_since and (now - self._stuck_since) * 1000 > limits.unsent_ms:
+            return f"did not read its answers for {limits.unsent_ms} ms"
+        if not self.received_count and (now - self.opened_at) * 1000 > limits.first_frame_ms:
+            return f"no whole frame within {limits.first_frame_ms} ms"
+        if self._frame_since and (now - self._frame_since) * 1000 > limits.frame_ms:
+            return f"a frame took longer than {limits.frame_ms} ms"
+        if not self._stuck_since and (now - self.heard_at) * 1000 > limits.idle_ms:
+            return f"silent for {limits.idle_ms} ms"
+        return ""
+
+
+class Listener:
+    """Accepts connections on one address until it is stopped."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        limits: Limits,
+        *,
+        tls: ssl.SSLContext | None = None,
+        tls_mode: TlsMode = "off",
+    ) -> None:
+        self._handler = handler
+        self._limits = limits
+        self._tls = tls
+        self._tls_mode = tls_mode
+        self._socket: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._per_address: Counter[str] = Counter()
+        self._place_count = 0  # places taken, by connections and by those that become one
+        self.connections: set[Connection] = set()
+        self._emptied: asyncio.Event | None = None  # set when the last connection of a stop is gone
+        self.refused_count = 0
+        self.address: tuple[str, int] = ("", 0)
+
+    async def start(self, host: str, port: int, backlog: int = 1024) -> None:
+        """Listen; port 0 takes a free one. Raises ConfigError where the address cannot be had."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.setblocking(False)
+            listening.bind((host, port))
+            listening.listen(backlog)
+        except OSError as error:
+            listening.close()
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(f"{host}:{port} is in use; choose another port") from error
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        self._socket = listening
+        self.address = _address(listening.getsockname())
+        self._spawn(self._accept(listening))
+        self._spawn(self._sweep())
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listening)
+            except OSError as error:
+                # Out of descriptors, mostly: those who are connected must not suffer.
+                log_lines.error("cannot accept a connection: %s", error)
+                await asyncio.sleep(0.1)
+                continue
+            refusal = self._refusal(address[0])
+            if refusal:
+                self.refused_count += 1
+                log_lines.warning("%s:%s refused: %s", address[0], address[1], refusal)
+                accepted.close()
+                continue
+            self._per_address[address[0]] += 1
+            self._place_count += 1
+            self._spawn(self._serve(accepted, address[0]))
+
+    def _refusal(self, host: str) -> str:
+        limits = self._limits
+        if self._place_count >= limits.connections_max:
+            return f"{limits.connections_max} connections are open (connections_max)"
+        if self._per_address[host] >= limits.connections_per_address_max:
+            return (
+                f"{limits.connections_per_address_max} connections from this address are open "
+                "(connections_per_address_max)"
+            )
+        return ""
+
+    async def _serve(self, accepted: socket.socket, host: str) -> None:
+        loop = asyncio.get_running_loop()
+        connection: Connection | None = None
+        try:
+            accepted.setblocking(False)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            context = await self._choose_tls(accepted)
+            connection = Connection(self._handler, self._limits, self._lost)
+            wait = self._limits.tls_handshake_ms / 1000 if context is not None else None
+            self.connections.add(connection)
+            await loop.connect_accepted_socket(
+                lambda: connection, accepted, ssl=context, ssl_handshake_timeout=wait
+            )
+        except (OSError, TimeoutError, ProtocolError) as error:
+            log_lines.info("connection from %s failed: %s", host, error)
+            self._give_up(accepted, host, connection)
+        except asyncio.CancelledError:
+            self._give_up(accepted, host, connection)
+            raise
+
+    def _give_up(self, accepted: socket.socket, host: str, connection: Connection | None) -> None:
+        """A socket that never became a connection leaves its place, unless it has already."""
+        accepted.close()
+        if connection is None or connection in self.connections:
+            self._leave(connection, host)
+
+    async def _choose_tls(self, accepted: socket.socket) -> ssl.SSLContext | None:
+        if self._tls is None or self._tls_mode == "off":
+            return None
+        async with asyncio.timeout(self._limits.first_frame_ms / 1000):
+            first = await _peek(accepted)
+        if first == _TLS_FIRST_BYTE:
+            return self._tls
+        if self._tls_mode == "enforcing":
+            raise ProtocolError("plain text where TLS is required (tls_mode=enforcing)")
+        return None
+
+    async def _all_lost(self) -> None:
+        if self.connections:
+            self._emptied = asyncio.Event()
+            await self._emptied.wait()
+
+    def _lost(self, connection: Connection) -> None:
+        if connection in self.connections:
+            self._leave(connection, connection.peer[0])
+
+    def _leave(self, connection: Connection | None, host: str) -> None:
+        if connection is not None:
+            self.connections.discard(connection)
+            if not self.connections and self._emptied is not None:
+                self._emptied.set()
+        self._place_count -= 1
+        self._per_address[host] -= 1
+        if self._per_address[host] <= 0:
+            del self._per_address[host]
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            now = time.monotonic()
+            for connection in list(self.connections):
+                reason = connection.overdue(now)
+                if reason:
+                    connection.abort(reason)
+
+    def stop_accepting(self) -> None:
+        """Take no new connections; those that are open go on."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    async def stop(self, drain_seconds: float = 5.0) -> None:
+        """Close everything: answers that are waiting go out first, for a bounded time."""
+        self.stop_accepting()
+        for connection in list(self.connections):
+            connection.close("the server stops")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_seconds):
+                await self._all_lost()
+        for connection in list(self.connections):
+            connection.abort("the server stops")
+        await asyncio.sleep(0)
+
+
+async def connect(
+    host: str,
+    port: int,
+    handler: Handler,
+    limits: Limits,
+    *,
+    tls: ssl.SSLContext | None = None,
+    timeout_seconds: float = 3.0,
+) -> Connection:
+    """Open a connection; raises OSError or TimeoutError."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(timeout_seconds):
+        transport, connection = await loop.create_connection(
+            lambda: Connection(handler, limits),
+            host,
+            port,
+            ssl=tls,
+            server_hostname=host if tls is not None else None,
+        )
+    raw = transport.get_extra_info("socket")
+    if raw is not None:
+        with contextlib.suppress(OSError):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def server_tls(
+    mode: TlsMode, certificate_file: str, key_file: str
+) -> tuple[ssl.SSLContext | None, TlsMode]:
+    """What a listener is given to speak TLS by these settings; raises ConfigError."""
+    if mode == "off" or not certificate_file:
+        if mode == "enforcing":
+            raise ConfigError("tls_mode=enforcing needs tls_certificate_file")
+        return None, "off"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate_file, key_file or None)
+    except (OSError, ssl.SSLError) as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{certificate_file}: cannot be used for TLS: {reason}") from error
+    return context, mode
+
+
+async def _peek(accepted: socket.socket) -> int:
+    """The first byte that the peer sends, left where it is; -1 where it closes instead."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(accepted.fileno(), readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(accepted.fileno())
+    first = accepted.recv(1, socket.MSG_PEEK)
+    return first[0] if first else -1
+
+
+def _address(name: object) -> tuple[str, int]:
+    if isinstance(name, tuple) and len(name) >= 2:
+        return str(name[0]), int(name[1])
+    return "", 0
