@@ -1,0 +1,91 @@
+"""This module knows the attributes of a topic and how they are changed. Pure: no clock, no file.
+
+A change is text, "+name=value,-name": add or alter, and take away. Some attributes decide how the
+topic's queues are stored and cannot be changed once the topic is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from sluice.errors import ParameterInvalid, SluiceError
+
+QUEUE_TYPE: Final = "queue.type"
+MESSAGE_TYPE: Final = "message.type"
+_CHANGES_MAX: Final = 64
+
+
+class _Attribute(NamedTuple):
+    changeable: bool
+    values: tuple[str, ...]  # none: any whole number
+
+
+_KNOWN: Final = {
+    QUEUE_TYPE: _Attribute(False, ("SimpleCQ", "BatchCQ")),
+    "cleanup.policy": _Attribute(False, ("DELETE",)),
+    MESSAGE_TYPE: _Attribute(
+        True, ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY")
+    ),
+    "reserve.time": _Attribute(True, ()),
+}
+
+
+def parse_changes(text: str) -> dict[str, str]:
+    """Signed names with their values, as "+name=value,-name" has them."""
+    changes: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if equals and not name.startswith("+"):
+            raise SluiceError(f"add/alter attribute format is wrong: {name[:100]}")
+        if not equals and not name.startswith("-"):
+            raise SluiceError(f"delete attribute format is wrong: {name[:100]}")
+        if name in changes:
+            raise SluiceError(f"key duplication: {name[:100]}")
+        changes[name] = value
+    return changes
+
+
+def altered(current: Mapping[str, str] | None, changes: Mapping[str, str]) -> dict[str, str]:
+    """A topic's attributes after a change; `current` is None for a new topic."""
+    if len(changes) > _CHANGES_MAX:
+        raise ParameterInvalid(f"{len(changes)} attributes at once, {_CHANGES_MAX} at most")
+    if changes.get(f"+{MESSAGE_TYPE}") == "MIXED":
+        raise ParameterInvalid("MIXED message type is not supported.")
+    result = dict(current or {})
+    seen: set[str] = set()
+    for signed, value in changes.items():
+        sign, name = signed[:1], signed[1:]
+        if name in seen:
+            raise SluiceError(f"alter duplication key. key: {name[:100]}")
+        seen.add(name)
+        if sign not in ("+", "-"):
+            raise SluiceError(f"wrong format key: {signed[:100]}")
+        if sign == "-" and current is None:
+            raise SluiceError(
+                f"only add attribute is supported while creating topic. key: {name[:100]}"
+            )
+        if sign == "-" and name not in result:
+            raise SluiceError(f"attempt to delete a nonexistent key: {name[:100]}")
+        _check(name, value if sign == "+" else None, is_new=current is None)
+        if sign == "+":
+            result[name] = value
+        else:
+            del result[name]
+    return result
+
+
+def _check(name: str, value: str | None, *, is_new: bool) -> None:
+    known = _KNOWN.get(name)
+    if known is None:
+        raise SluiceError(f"unsupported key: {name[:100]}")
+    if not is_new and not known.changeable:
+        raise SluiceError(f"attempt to update an unchangeable attribute. key: {name}")
+    if value is None:
+        return
+    if known.values:
+        if value not in known.values:
+            allowed = ", ".join(known.values)
+            raise SluiceError(f"value is not in set: {value[:100]!r}; allowed: {allowed}")
+    elif not value.removeprefix("-").isdecimal() or len(value) > 19:
+        raise SluiceError(f"{name} is no whole number: {value[:100]!r}")

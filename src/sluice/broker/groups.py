@@ -1,0 +1,366 @@
+"""This module knows who is connected: producers and consumers by group, and what they subscribed
+to.
+
+Clients say who they are in a heartbeat every 30 s; who is silent for 120 s, or whose connection
+closes, is gone. A change of a consumer group's members or subscriptions is reported to whom it
+concerns, so that they divide the queues anew at once. Members of one group that subscribe
+differently are reported loudly: each would get messages that another one wanted.
+
+Settings of groups live in the store's state table, in RocketMQ's form. This module sends nothing:
+it returns what has to be told to whom. Time is an argument; a channel is whatever the caller uses
+for one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sluice.broker.filters import Subscription
+from sluice.errors import GroupMissing, MessageIllegal, SluiceError
+from sluice.storage.store import GROUP_TABLE, Store
+
+CLIENT_EXPIRED_MS: Final = 120_000
+GROUP_NAME_BYTES_MAX: Final = 120
+CLIENTS_PER_GROUP_MAX: Final = 10_000
+BROADCASTING: Final = "BROADCASTING"
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+SYSTEM_GROUPS: Final = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+    "CID_RMQ_SYS_TRANS",
+)
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """How a consumer group may use this broker; RocketMQ's SubscriptionGroupConfig."""
+
+    name: str
+    consume_enabled: bool = True
+    broadcast_enabled: bool = True
+    from_min_enabled: bool = True
+    orderly: bool = False
+    retry_queues: int = 1
+    retry_max: int = 16
+    broker_id: int = 0
+    slow_broker_id: int = 1
+    notify_changes: bool = True
+    sys_flag: int = 0
+    consume_timeout_minutes: int = 15
+    extra: dict[str, Any] = field(default_factory=dict)  # members that only RocketMQ reads
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "attributes": {},
+            "groupRetryPolicy": {"type": "CUSTOMIZED"},
+            **self.extra,
+            "brokerId": self.broker_id,
+            "consumeBroadcastEnable": self.broadcast_enabled,
+            "consumeEnable": self.consume_enabled,
+            "consumeFromMinEnable": self.from_min_enabled,
+            "consumeMessageOrderly": self.orderly,
+            "consumeTimeoutMinute": self.consume_timeout_minutes,
+            "groupName": self.name,
+            "groupSysFlag": self.sys_flag,
+            "notifyConsumerIdsChangedEnable": self.notify_changes,
+            "retryMaxTimes": self.retry_max,
+            "retryQueueNums": self.retry_queues,
+            "whichBrokerWhenConsumeSlowly": self.slow_broker_id,
+        }
+
+
+_KNOWN_MEMBERS: Final = frozenset(GroupSettings("").to_json()) - {"attributes", "groupRetryPolicy"}
+
+
+def group_from_json(name: str, value: dict[str, Any]) -> GroupSettings:
+    """Settings as RocketMQ or we wrote them."""
+    default = GroupSettings(name)
+    return GroupSettings(
+        name,
+        bool(value.get("consumeEnable", default.consume_enabled)),
+        bool(value.get("consumeBroadcastEnable", default.broadcast_enabled)),
+        bool(value.get("consumeFromMinEnable", default.from_min_enabled)),
+        bool(value.get("consumeMessageOrderly", default.orderly)),
+        int(value.get("retryQueueNums", default.retry_queues)),
+        int(value.get("retryMaxTimes", default.retry_max)),
+        int(value.get("brokerId", default.broker_id)),
+        int(value.get("whichBrokerWhenConsumeSlowly", default.slow_broker_id)),
+        bool(value.get("notifyConsumerIdsChangedEnable", default.notify_changes)),
+        int(value.get("groupSysFlag", default.sys_flag)),
+        int(value.get("consumeTimeoutMinute", default.consume_timeout_minutes)),
+        {key: member for key, member in value.items() if key not in _KNOWN_MEMBERS},
+    )
+
+
+@dataclass(slots=True)
+class Client:
+    """One connected client of a group."""
+
+    client_id: str
+    channel: Hashable
+    language: str
+    version: int
+    heard_ms: int
+
+
+@dataclass(slots=True)
+class ConsumerGroup:
+    """The consumers of one group that are connected now."""
+
+    name: str
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    members: dict[str, Client] = field(default_factory=dict)
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    # What each member said last: members of one group should all say the same.
+    wanted: dict[str, dict[str, Subscription]] = field(default_factory=dict)
+
+    def disagreements(self) -> list[str]:
+        """Topics on which the members do not agree, each with who wants what."""
+        topics: dict[str, dict[str, list[str]]] = {}
+        for client_id, subscriptions in self.wanted.items():
+            for topic, subscription in subscriptions.items():
+                topics.setdefault(topic, {}).setdefault(subscription.expression, []).append(
+                    client_id
+                )
+        result = []
+        for topic, expressions in topics.items():
+            missing = [c for c in self.wanted if topic not in self.wanted[c]]
+            if missing:
+                expressions = {**expressions, "(not subscribed)": missing}
+            if len(expressions) > 1:
+                what = "; ".join(
+                    f"{text!r} by {', '.join(who)}" for text, who in expressions.items()
+                )
+                result.append(f"{topic}: {what}")
+        return result
+
+
+class Clients:
+    """Everybody who is connected to one broker."""
+
+    def __init__(self) -> None:
+        self.producers: dict[str, dict[str, Client]] = {}
+        self.consumers: dict[str, ConsumerGroup] = {}
+        self._disagreed: dict[str, list[str]] = {}
+
+    def producer_said(self, group: str, client: Client) -> None:
+        """A producer's heartbeat."""
+        members = self.producers.setdefault(group, {})
+        if client.client_id not in members and len(members) >= CLIENTS_PER_GROUP_MAX:
+            raise MessageIllegal(f"group {group} has {CLIENTS_PER_GROUP_MAX} producers already")
+        members[client.client_id] = client
+
+    def consumer_said(
+        self,
+        group: str,
+        client: Client,
+        *,
+        consume_type: str,
+        message_model: str,
+        from_where: str,
+        subscriptions: list[Subscription],
+    ) -> tuple[bool, list[str]]:
+        """A consumer's heartbeat. Returns whether the group changed, and new disagreements."""
+        members = self.consumers.setdefault(group, ConsumerGroup(group))
+        known = members.members.get(client.client_id)
+        changed = known is None or known.channel is not client.channel
+        if known is None and len(members.members) >= CLIENTS_PER_GROUP_MAX:
+            raise MessageIllegal(f"group {group} has {CLIENTS_PER_GROUP_MAX} consumers already")
+        members.members[client.client_id] = client
+        members.consume_type = consume_type
+        members.message_model = message_model
+        members.from_where = from_where
+        said = {subscription.topic: subscription for subscription in subscriptions}
+        for topic, subscription in said.items():
+            old = members.subscriptions.get(topic)
+            if old is None:
+                changed = True
+            if old is None or subscription.version >= old.version:
+                members.subscriptions[topic] = subscription
+        for topic in [t for t in members.subscriptions if t not in said]:
+            # As RocketMQ: the last heartbeat decides which topics the group reads.
+            del members.subscriptions[topic]
+            changed = True
+        members.wanted[client.client_id] = said
+        before = self._disagreed.get(group)
+        disagreements = self._compare(members)
+        return changed, disagreements if disagreements != before else []
+
+    def _compare(self, members: ConsumerGroup) -> list[str]:
+        """Remember whether the members of a group agree; returns on what they do not."""
+        disagreements = members.disagreements()
+        if disagreements:
+            self._disagreed[members.name] = disagreements
+        else:
+            self._disagreed.pop(members.name, None)
+        return disagreements
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The consumer groups whose connected members subscribe to a topic."""
+        return [name for name, group in self.consumers.items() if topic in group.subscriptions]
+
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        """What the connected members of a group want of a topic."""
+        members = self.consumers.get(group)
+        return None if members is None else members.subscriptions.get(topic)
+
+    def reads(self, group: str, topic: str) -> bool:
+        """Whether a group reads a topic, as far as its members say; who is not there may."""
+        members = self.consumers.get(group)
+        return members is None or not members.subscriptions or topic in members.subscriptions
+
+    def disagreements(self) -> dict[str, list[str]]:
+        """Groups whose members subscribe differently now."""
+        return dict(self._disagreed)
+
+    def leave(self, client_id: str, producer_group: str, consumer_group: str) -> list[str]:
+        """A client says good-bye. Returns the consumer groups that changed."""
+        members = self.producers.get(producer_group)
+        if members is not None:
+            members.pop(client_id, None)
+            if not members:
+                del self.producers[producer_group]
+        group = self.consumers.get(consumer_group)
+        if group is None or client_id not in group.members:
+            return []
+        self._forget(group, client_id)
+        return [consumer_group]
+
+    def closed(self, channel: Hashable) -> list[str]:
+        """A connection is gone, and who spoke over it. Returns the groups that changed."""
+        return self._remove(lambda client: client.channel is channel)
+
+    def expire(self, now_ms: int) -> list[str]:
+        """Who was silent too long is gone. Returns the groups that changed."""
+        return self._remove(lambda client: now_ms - client.heard_ms > CLIENT_EXPIRED_MS)
+
+    def _remove(self, gone: Callable[[Client], bool]) -> list[str]:
+        for name, members in list(self.producers.items()):
+            for client_id in [c.client_id for c in members.values() if gone(c)]:
+                del members[client_id]
+            if not members:
+                del self.producers[name]
+        changed = []
+        for name, group in list(self.consumers.items()):
+            leaving = [c.client_id for c in group.members.values() if gone(c)]
+            for client_id in leaving:
+                self._forget(group, client_id)
+            if leaving:
+                changed.append(name)
+        return changed
+
+    def _forget(self, group: ConsumerGroup, client_id: str) -> None:
+        group.members.pop(client_id, None)
+        group.wanted.pop(client_id, None)
+        if group.members:
+            self._compare(group)
+        else:
+            del self.consumers[group.name]
+            self._disagreed.pop(group.name, None)
+
+
+class Groups:
+    """The settings of the consumer groups of one broker."""
+
+    def __init__(self, store: Store, *, auto_create: Callable[[], bool]) -> None:
+        self._store = store
+        self._auto_create = auto_create
+        self._groups = {
+            name: group_from_json(name, value) for name, value in store.table(GROUP_TABLE).items()
+        }
+
+    def get(self, name: str) -> GroupSettings | None:
+        """The settings of a group; of RocketMQ's own groups always, others as they were made."""
+        settings = self._groups.get(name)
+        if settings is None and is_system_group(name):
+            return GroupSettings(name)
+        return settings
+
+    def require(self, name: str) -> GroupSettings:
+        """The settings of a group, made now where that is allowed; raises GroupMissing."""
+        settings = self.get(name)
+        if settings is None:
+            if not self._auto_create():
+                raise GroupMissing(
+                    f"subscription group [{name}] does not exist, apply first please!"
+                )
+            check_group(name)
+            settings = GroupSettings(name)
+            self.put([settings])
+        return settings
+
+    def all(self) -> list[GroupSettings]:
+        return list(self._groups.values())
+
+    def data_version(self) -> dict[str, int]:
+        state = self._store.state
+        return {"counter": state.version, "stateVersion": 0, "timestamp": state.changed_ms}
+
+    def put(
+        self,
+        groups: list[GroupSettings],
+        done: Callable[[SluiceError | None], None] | None = None,
+    ) -> None:
+        """Create groups or change their settings."""
+        before = {settings.name: self._groups.get(settings.name) for settings in groups}
+
+        def finished(error: SluiceError | None) -> None:
+            if error is not None:
+                self._take_back(before)
+            if done is not None:
+                done(error)
+
+        self._store.change(
+            [(GROUP_TABLE, settings.name, settings.to_json()) for settings in groups], finished
+        )
+        for settings in groups:
+            self._groups[settings.name] = settings
+
+    def delete(self, name: str, done: Callable[[SluiceError | None], None] | None = None) -> None:
+        before = {name: self._groups.get(name)}
+
+        def finished(error: SluiceError | None) -> None:
+            if error is not None:
+                self._take_back(before)
+            if done is not None:
+                done(error)
+
+        self._store.change([(GROUP_TABLE, name, None)], finished)
+        self._groups.pop(name, None)
+
+    def _take_back(self, before: dict[str, GroupSettings | None]) -> None:
+        for name, settings in before.items():
+            if settings is None:
+                self._groups.pop(name, None)
+            else:
+                self._groups[name] = settings
+
+
+def is_system_group(name: str) -> bool:
+    return name in SYSTEM_GROUPS or name.startswith(SYSTEM_GROUP_PREFIX)
+
+
+def check_group(name: str) -> None:
+    """Refuse a name that RocketMQ's clients could not use."""
+    if not name.strip():
+        raise MessageIllegal("the specified group is blank")
+    if len(name) > GROUP_NAME_BYTES_MAX:
+        raise MessageIllegal(
+            f"the specified group is longer than group max length: {GROUP_NAME_BYTES_MAX}."
+        )
+    if _NAME.fullmatch(name) is None:
+        raise MessageIllegal(
+            f"the specified group[{name}] contains illegal characters, allowing only "
+            "^[%|a-zA-Z0-9_-]+$"
+        )

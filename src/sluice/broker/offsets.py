@@ -1,0 +1,161 @@
+"""This module keeps how far each group has read each queue: committed, pulled, and to be reset.
+
+Committed offsets are the store's (durable within moments); what is pulled and not yet committed is
+in memory only. A reset by an administrator waits beside them until the next pull of its queue: that
+pull is told where to go on, and commits of the queue are ignored until then, because they come from
+before the reset. Nobody needs to be connected for it.
+
+This module knows no wire format. It belongs to the store's owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from sluice.errors import SluiceError
+from sluice.storage.store import OFFSET_TABLE, Store
+
+SEPARATOR: Final = "@"  # neither a topic's nor a group's name has one
+
+Done = Callable[[SluiceError | None], None]
+
+
+class Offsets:
+    """The offsets of one broker, by "topic@group" and queue, as RocketMQ's files have them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._committed: dict[str, dict[int, int]] = {
+            key: {int(queue): offset for queue, offset in queues.items()}
+            for key, queues in store.table(OFFSET_TABLE).items()
+        }
+        self._pulled: dict[tuple[str, str, int], int] = {}
+        self._resets: dict[tuple[str, str, int], int] = {}
+        # Forgotten here, but the store may still have them; with the queues it had.
+        self._forgetting: dict[str, set[int]] = {}
+
+    # -------------------------------------------------------------------------------------- looking
+
+    def committed(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Where a group goes on; None where it never committed."""
+        queues = self._committed.get(f"{topic}{SEPARATOR}{group}")
+        return None if queues is None else queues.get(queue_id)
+
+    def of(self, group: str, topic: str) -> dict[int, int]:
+        """The committed offsets of a group on a topic, by queue."""
+        return dict(self._committed.get(f"{topic}{SEPARATOR}{group}", {}))
+
+    def pulled_to(self, group: str, topic: str, queue_id: int) -> int:
+        """How far messages were handed out; at least what is committed."""
+        committed = self.committed(group, topic, queue_id) or 0
+        return max(committed, self._pulled.get((group, topic, queue_id), 0))
+
+    def topics_of(self, group: str) -> list[str]:
+        """The topics that a group has committed offsets of."""
+        return [topic for topic, name in self._pairs() if name == group]
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that have committed offsets of a topic."""
+        return [group for name, group in self._pairs() if name == topic]
+
+    def all(self) -> dict[str, dict[int, int]]:
+        """Everything committed, by "topic@group"; also what broadcasting groups left behind."""
+        return {key: dict(queues) for key, queues in self._committed.items()}
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        pairs = []
+        for key in self._committed:
+            parts = key.split(SEPARATOR)
+            if len(parts) == 2:  # a third part marks a broadcasting group
+                pairs.append((parts[0], parts[1]))
+        return pairs
+
+    # ------------------------------------------------------------------------------------- changing
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """A consumer has read up to here; False where a reset is ahead of it."""
+        if self._resets and (group, topic, queue_id) in self._resets:
+            return False
+        self._set(group, topic, queue_id, offset)
+        return True
+
+    def _set(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        key = f"{topic}{SEPARATOR}{group}"
+        queues = self._committed.get(key)
+        if queues is None:
+            queues = self._committed[key] = {}
+            self._forgetting.pop(key, None)
+        queues[queue_id] = offset
+        self._store.commit_offset(group, topic, queue_id, offset)
+
+    def pulled(self, group: str, topic: str, queue_id: int, next_offset: int) -> None:
+        """A pull was answered."""
+        self._pulled[group, topic, queue_id] = next_offset
+
+    def clone(self, source: str, target: str, topic: str) -> None:
+        """A group goes on where another one is."""
+        for queue_id, offset in self.of(source, topic).items():
+            self._set(target, topic, queue_id, offset)
+
+    # --------------------------------------------------------------------------------------- resets
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """The group is to go on at this offset, whatever its members have read."""
+        self._set(group, topic, queue_id, offset)
+        self._pulled.pop((group, topic, queue_id), None)
+        self._resets[group, topic, queue_id] = offset
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """What a pull of this queue has to be told; it is told once."""
+        if not self._resets:
+            return None
+        return self._resets.pop((group, topic, queue_id), None)
+
+    # ----------------------------------------------------------------------------------- forgetting
+
+    def forget_group(self, group: str, done: Done) -> None:
+        """A group was deleted, with its offsets."""
+        self._forget_recent(lambda key: key[0] == group)
+        self._forget([f"{topic}{SEPARATOR}{group}" for topic in self.topics_of(group)], done)
+
+    def forget_topic(self, topic: str, done: Done) -> None:
+        """A topic was deleted: nobody's offset means anything there."""
+        self._forget_recent(lambda key: key[1] == topic)
+        prefix = f"{topic}{SEPARATOR}"
+        self._forget([key for key in self._committed if key.startswith(prefix)], done)
+
+    def _forget_recent(self, gone: Callable[[tuple[str, str, int]], bool]) -> None:
+        for table in (self._pulled, self._resets):
+            for key in [key for key in table if gone(key)]:
+                del table[key]
+
+    def _forget(self, keys: Iterable[str], done: Done) -> None:
+        for key in keys:
+            self._forgetting[key] = set(self._committed.pop(key))
+        self._write_forgotten(done)
+
+    def _write_forgotten(self, done: Done) -> None:
+        keys = list(self._forgetting)
+        if not keys:
+            done(None)
+            return
+
+        def written(error: SluiceError | None) -> None:
+            if error is None:
+                # Offsets that the store had on their way were written after our entry.
+                for key in keys:
+                    if not self._is_stored(key):
+                        self._forgetting.pop(key, None)
+                if any(key in self._forgetting for key in keys):
+                    self._write_forgotten(done)
+                    return
+            done(error)
+
+        self._store.offsets.send()
+        self._store.change([(OFFSET_TABLE, key, None) for key in keys], written)
+
+    def _is_stored(self, key: str) -> bool:
+        topic, _, group = key.partition(SEPARATOR)
+        queues = self._forgetting.get(key, ())
+        return any(self._store.committed_offset(group, topic, q) is not None for q in queues)

@@ -1,0 +1,565 @@
+"""This module translates what RocketMQ's clients ask into calls of services, and back into answers.
+
+One frame is one command; a request has a handler by its code, an answer belongs to something we
+asked. Whatever goes wrong becomes the code and the remark that RocketMQ's clients know; a request
+that wants no answer gets none. Handlers do not block and do not decide: that is the services' part.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from sluice.broker import filters
+from sluice.broker.client_calls import ClientCalls
+from sluice.broker.core import BrokerCore
+from sluice.broker.groups import Client
+from sluice.broker.pulling import OffsetReset, Pull, Pulling, ReadResult, ReadStatus
+from sluice.broker.sending import Sending
+from sluice.broker.topics import RETRY_PREFIX
+from sluice.errors import (
+    GroupMissing,
+    NotFound,
+    ParameterInvalid,
+    SluiceError,
+    SubscriptionIllegal,
+    TopicMissing,
+)
+from sluice.model import Message, Placed, message_id
+from sluice.net import Connection
+from sluice.protocol import records, remoting
+from sluice.protocol import remoting_clients as bodies
+from sluice.protocol.framing import Frame
+from sluice.protocol.message_batches import split_batch
+from sluice.protocol.remoting import RemotingCommand
+from sluice.protocol.remoting_codes import RequestCode as Request
+from sluice.protocol.remoting_codes import ResponseCode as Response
+from sluice.protocol.remoting_fast import pull_answer_head, read_pull, read_send, send_answer
+from sluice.protocol.remoting_schemas import REQUESTS, ext_of, parse_fields
+
+Handle = Callable[[Connection, RemotingCommand], None]
+
+log_lines = logging.getLogger("sluice.broker")
+
+_PULL_CODES = {
+    ReadStatus.FOUND: Response.SUCCESS,
+    ReadStatus.NO_MATCHED_MESSAGE: Response.PULL_RETRY_IMMEDIATELY,
+    ReadStatus.OFFSET_OVERFLOW_ONE: Response.PULL_NOT_FOUND,
+    ReadStatus.NO_MESSAGE_IN_QUEUE: Response.PULL_NOT_FOUND,
+    ReadStatus.OFFSET_OVERFLOW_BADLY: Response.PULL_OFFSET_MOVED,
+    ReadStatus.OFFSET_TOO_SMALL: Response.PULL_OFFSET_MOVED,
+}
+_QUERY_BODY_BYTES_MAX = 4 * 1024 * 1024
+
+
+class RemotingApi:
+    """The handler of all connections of a broker."""
+
+    def __init__(self, core: BrokerCore) -> None:
+        self._core = core
+        self._sending = Sending(core)
+        self._pulling = Pulling(core)
+        self._store_host = core.store.encoder.store_host
+        self.connections: set[Connection] = set()
+        self.calls = ClientCalls()
+        # Calls back when the nameservers know the topics as they are now.
+        self.when_registered: Callable[[Callable[[], None]], None] = lambda done: done()
+        self.handlers: dict[int, Handle] = {
+            Request.SEND_MESSAGE: self._send,
+            Request.SEND_MESSAGE_V2: self._send,
+            Request.SEND_BATCH_MESSAGE: self._send_batch,
+            Request.PULL_MESSAGE: self._pull,
+            Request.LITE_PULL_MESSAGE: self._pull,
+            Request.QUERY_CONSUMER_OFFSET: self._query_offset,
+            Request.UPDATE_CONSUMER_OFFSET: self._commit_offset,
+            Request.HEART_BEAT: self._heartbeat,
+            Request.UNREGISTER_CLIENT: self._unregister,
+            Request.CHECK_CLIENT_CONFIG: self._check_client,
+            Request.GET_CONSUMER_LIST_BY_GROUP: self._consumer_list,
+            Request.LOCK_BATCH_MQ: self._lock,
+            Request.UNLOCK_BATCH_MQ: self._unlock,
+            Request.GET_MAX_OFFSET: self._max_offset,
+            Request.GET_MIN_OFFSET: self._min_offset,
+            Request.GET_EARLIEST_MSG_STORETIME: self._earliest_time,
+            Request.SEARCH_OFFSET_BY_TIMESTAMP: self._search_offset,
+            Request.VIEW_MESSAGE_BY_ID: self._view_message,
+            Request.QUERY_MESSAGE: self._query_message,
+        }
+
+    # ---------------------------------------------------------------------------------- connections
+
+    def opened(self, connection: Connection) -> None:
+        self.connections.add(connection)
+
+    def closed(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self._core.polls.drop(connection)
+        self.calls.closed(connection)
+        for group in self._core.clients.closed(connection):
+            self.tell_members(group)
+
+    def received(self, connection: Connection, frames: list[Frame]) -> None:
+        for frame in frames:
+            command = remoting.decode(frame)
+            if command.is_answer:
+                self.calls.answered(connection, command)
+                continue
+            handle = self.handlers.get(command.code)
+            if handle is None:
+                self.answer(
+                    connection,
+                    command,
+                    Response.REQUEST_CODE_NOT_SUPPORTED,
+                    remark=f" request type {command.code} not supported",
+                )
+                continue
+            self.guard(connection, command, partial(handle, connection, command))
+
+    def guard(
+        self, connection: Connection, command: RemotingCommand, work: Callable[[], None]
+    ) -> None:
+        """Do a part of a request; what goes wrong becomes its answer."""
+        try:
+            work()
+        except SluiceError as error:
+            self.refuse(connection, command, error)
+        except Exception as error:
+            log_lines.exception("%s: request %d failed", connection, command.code)
+            self.answer(
+                connection,
+                command,
+                Response.SYSTEM_ERROR,
+                remark=f"{type(error).__name__}: the request failed inside the broker",
+            )
+
+    # -------------------------------------------------------------------------------------- answers
+
+    def answer(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        code: int = Response.SUCCESS,
+        ext: dict[str, str] | None = None,
+        remark: str | None = None,
+        body: Frame = b"",
+    ) -> None:
+        if not request.is_oneway:
+            connection.send(remoting.answer(request, code, ext, remark, body))
+
+    def refuse(self, connection: Connection, request: RemotingCommand, error: SluiceError) -> None:
+        """Say what went wrong, in the words that clients know; once in the log, with the peer."""
+        log_lines.info("%s: request %d refused: %s", connection, request.code, error)
+        self.answer(connection, request, error.rocketmq_code, {}, str(error))
+
+    def tell_members(self, group: str) -> None:
+        """The members of a group are to divide its queues anew."""
+        settings = self._core.groups.get(group)
+        members = self._core.clients.consumers.get(group)
+        if members is None or (settings is not None and not settings.notify_changes):
+            return
+        if members.message_model == "BROADCASTING":
+            return
+        for client in members.members.values():
+            assert isinstance(client.channel, Connection)
+            self.calls.tell(
+                client.channel, Request.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group}
+            )
+
+    # -------------------------------------------------------------------------------------- sending
+
+    def _send(self, connection: Connection, command: RemotingCommand) -> None:
+        request = read_send(command)
+        sending = self._sending
+        settings = sending.topic_for(
+            request.topic, request.default_topic, request.default_queue_count
+        )
+        queue_id = sending.queue_for(settings, request.queue_id)
+        properties = request.properties.encode()
+        unique = records.property_value(properties, b"UNIQ_KEY")
+        if unique is None:
+            unique = self._new_unique_key()
+            separator = b"" if not properties or properties[-1] == 2 else b"\x02"
+            properties += separator + b"UNIQ_KEY\x01" + unique + b"\x02"
+        message = Message(
+            request.topic,
+            queue_id,
+            command.body,
+            properties,
+            request.flag,
+            request.sys_flag,
+            request.born_ms,
+            self._host_of(connection),
+            request.reconsume_times,
+        )
+
+        def sent(error: SluiceError | None) -> None:
+            if error is not None:
+                self.refuse(connection, command, error)
+                return
+            if command.flag == 0:
+                connection.send(
+                    send_answer(
+                        command.serialization,
+                        command.opaque,
+                        message_id(self._store_host, placed.position),
+                        queue_id,
+                        placed.queue_offset,
+                        unique.decode("utf-8", "replace"),
+                    )
+                )
+            self._arrived(message)
+
+        placed = sending.send(message, sent)
+
+    def _arrived(self, message: Message) -> None:
+        """A message can be read now: whoever waits for it is asked again."""
+        polls = self._core.polls
+        if polls.held_count:
+            tag = records.property_value(message.properties, b"TAGS")
+            code = records.java_hash(tag) if tag else 0
+            polls.arrived((message.topic, message.queue_id), code)
+
+    def _host_of(self, connection: Connection) -> bytes:
+        host = connection.attributes.get("host")
+        if not isinstance(host, bytes):
+            host = connection.attributes["host"] = connection.packed_peer()
+        return host
+
+    def _new_unique_key(self) -> bytes:
+        """For messages of producers that give none: this store's address, time and a counter."""
+        stamp = self._core.now_ms().to_bytes(8, "big") + self.calls.next_opaque().to_bytes(4, "big")
+        return (self._store_host[:4] + stamp).hex().upper().encode()
+
+    def _send_batch(self, connection: Connection, command: RemotingCommand) -> None:
+        request = read_send(command)
+        sending = self._sending
+        if request.topic.startswith(RETRY_PREFIX):
+            raise ParameterInvalid(f"batch request does not support retry topic {request.topic}")
+        settings = sending.topic_for(
+            request.topic, request.default_topic, request.default_queue_count
+        )
+        queue_id = sending.queue_for(settings, request.queue_id)
+        host = self._host_of(connection)
+        messages = [
+            Message(
+                request.topic,
+                queue_id,
+                inner.body,
+                bytes(inner.properties),
+                inner.flag,
+                request.sys_flag,
+                request.born_ms,
+                host,
+                request.reconsume_times,
+            )
+            for inner in split_batch(command.body)
+        ]
+
+        def sent(error: SluiceError | None) -> None:
+            if error is not None:
+                self.refuse(connection, command, error)
+                return
+            if command.flag == 0:
+                ids = ",".join(message_id(self._store_host, p.position) for p in placed)
+                connection.send(
+                    send_answer(
+                        command.serialization,
+                        command.opaque,
+                        ids,
+                        queue_id,
+                        placed[0].queue_offset,
+                        _first_unique_key(messages),
+                    )
+                )
+            if self._core.polls.held_count:
+                for message in messages:
+                    self._arrived(message)
+
+        placed: list[Placed] = sending.send_batch(messages, sent)
+
+    # -------------------------------------------------------------------------------------- pulling
+
+    def _pull(self, connection: Connection, command: RemotingCommand) -> None:
+        request = read_pull(command)
+        pull = Pull(
+            request.consumer_group,
+            request.topic,
+            request.queue_id,
+            request.queue_offset,
+            request.message_count_max,
+            request.sys_flag,
+            request.commit_offset,
+            request.suspend_ms,
+            request.subscription,
+            request.expression_type,
+            request.sub_version,
+        )
+
+        def pulled(result: ReadResult | OffsetReset | None, error: SluiceError | None) -> None:
+            if result is None:
+                assert error is not None
+                self.refuse(connection, command, error)
+            elif command.is_oneway:
+                return
+            elif isinstance(result, OffsetReset):
+                moved = Response.PULL_OFFSET_MOVED
+                connection.send(pull_answer_head(command, moved, "OFFSET_RESET", *result, 0))
+            else:
+                head = pull_answer_head(
+                    command,
+                    _PULL_CODES[result.status],
+                    result.status.value,
+                    result.next_offset,
+                    result.min_offset,
+                    result.max_offset,
+                    result.byte_count,
+                )
+                connection.send(head, *result.slices)
+
+        self._pulling.pull(pull, connection, pulled)
+
+    # -------------------------------------------------------------------------------------- offsets
+
+    def _query_offset(self, connection: Connection, command: RemotingCommand) -> None:
+        fields = parse_fields(REQUESTS[command.code], command.ext)
+        group, topic, queue_id = fields["consumerGroup"], fields["topic"], fields["queueId"]
+        store = self._core.store
+        offset = self._core.offsets.committed(group, topic, queue_id)
+        if offset is None:
+            # A young topic is read from its first message, whatever the consumer's setting: nothing
+            # was lost of it yet. Otherwise the consumer decides where it begins.
+            young = store.min_offset(topic, queue_id) == 0 and store.max_offset(topic, queue_id) > 0
+            if not (young or fields["setZeroIfNotFound"]):
+                raise NotFound("Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first")
+            offset = 0
+        self.answer(connection, command, ext={"offset": str(offset)})
+
+    def _commit_offset(self, connection: Connection, command: RemotingCommand) -> None:
+        fields = parse_fields(REQUESTS[command.code], command.ext)
+        group, topic, queue_id = fields["consumerGroup"], fields["topic"], fields["queueId"]
+        core = self._core
+        if core.groups.get(group) is None:
+            raise GroupMissing(f"Group {group} not exist!")
+        settings = core.topics.get(topic)
+        if settings is None:
+            raise TopicMissing(f"Topic {topic} not exist!")
+        if not 0 <= queue_id < max(settings.read_queues, settings.write_queues):
+            raise ParameterInvalid(
+                f"queueId[{queue_id}] is illegal, topic:[{topic}] "
+                f"topicConfig.readQueueNums:[{settings.read_queues}]"
+            )
+        if fields["commitOffset"] < 0:
+            raise ParameterInvalid(f"an offset of {fields['commitOffset']} cannot be committed")
+        taken = core.offsets.commit(group, topic, queue_id, fields["commitOffset"])
+        remark = None if taken else "Offset has been previously reset"
+        self.answer(connection, command, remark=remark)
+
+    def _max_offset(self, connection: Connection, command: RemotingCommand) -> None:
+        fields = parse_fields(REQUESTS[command.code], command.ext)
+        store = self._core.store
+        self._later(
+            connection,
+            command,
+            lambda: store.max_offset(fields["topic"], fields["queueId"]),
+            lambda offset: {"offset": str(offset)},
+        )
+
+    def _min_offset(self, connection: Connection, command: RemotingCommand) -> None:
+        fields = parse_fields(REQUESTS[command.code], command.ext)
+        offset = self._core.store.min_offset(fields["topic"], fields["queueId"])
+        self.answer(connection, command, ext={"offset": str(offset)})
+
+    def _earliest_time(self, connection: Connection, command: RemotingCommand) -> None:
+        fields = parse_fields(REQUESTS[command.code], command.ext)
+        store = self._core.store
+        self._later(
+            connection,
+            command,
+            lambda: store.earliest_ms(fields["topic"], fields["queueId"]),
+            lambda when_ms: {"timestamp": str(when_ms)},
+        )
+
+    def _search_offset(self, connection: Connection, command: RemotingCommand) -> None:
+        fields = parse_fields(REQUESTS[command.code], command.ext)
+        store = self._core.store
+        upper = fields["boundaryType"] == "UPPER"
+        self._later(
+            connection,
+            command,
+            lambda: store.offset_for_time(
+                fields["topic"], fields["queueId"], fields["timestamp"], upper=upper
+            ),
+            lambda offset: {"offset": str(offset)},
+        )
+
+    def _later(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        ask: Callable[[], Any],
+        to_ext: Callable[[Any], dict[str, str]],
+    ) -> None:
+        """Answer with what the store says, which may have to come from the disk first."""
+
+        def done(result: Any, error: BaseException | None) -> None:
+            if error is not None:
+                self.refuse(connection, command, SluiceError(str(error)))
+            else:
+                self.answer(connection, command, ext=to_ext(result))
+
+        self._core.store.call(ask, done)
+
+    # -------------------------------------------------------------------------------------- queries
+
+    def _view_message(self, connection: Connection, command: RemotingCommand) -> None:
+        position = parse_fields(REQUESTS[command.code], command.ext)["offset"]
+
+        def done(entry: memoryview | None, error: BaseException | None) -> None:
+            if entry is None:
+                remark = str(error) if error else f"can not find message by the offset, {position}"
+                self.answer(connection, command, Response.SYSTEM_ERROR, {}, remark)
+            else:
+                self.answer(connection, command, body=entry)
+
+        self._core.store.call(lambda: self._core.store.entry_at(position), done)
+
+    def _query_message(self, connection: Connection, command: RemotingCommand) -> None:
+        fields = parse_fields(REQUESTS[command.code], command.ext)
+        core = self._core
+        count_max = min(max(1, fields["maxNum"]), core.config.query_count_max)
+
+        def done(entries: list[memoryview] | None, error: BaseException | None) -> None:
+            if error is not None:
+                self.refuse(connection, command, SluiceError(str(error)))
+                return
+            chosen: list[memoryview] = []
+            byte_count = 0
+            for entry in entries or []:
+                byte_count += len(entry)
+                if chosen and byte_count > _QUERY_BODY_BYTES_MAX:
+                    break
+                chosen.append(entry)
+            ext = ext_of(
+                {
+                    "indexLastUpdateTimestamp": core.store.last_ms,
+                    "indexLastUpdatePhyoffset": core.store.log.written,
+                }
+            )
+            if chosen:
+                self.answer(connection, command, ext=ext, body=b"".join(chosen))
+            else:
+                self.answer(
+                    connection,
+                    command,
+                    Response.QUERY_NOT_FOUND,
+                    ext,
+                    "can not find message, maybe time range not correct",
+                )
+
+        core.store.query_key(
+            fields["topic"],
+            fields["key"],
+            done,
+            count_max=count_max,
+            begin_ms=max(0, fields["beginTimestamp"]),
+            end_ms=fields["endTimestamp"],
+        )
+
+    # -------------------------------------------------------------------------------------- clients
+
+    def _heartbeat(self, connection: Connection, command: RemotingCommand) -> None:
+        heartbeat = bodies.read_heartbeat(command.body)
+        client = Client(
+            heartbeat.client_id,
+            connection,
+            command.language,
+            command.version,
+            self._core.now_ms(),
+        )
+        clients = self._core.clients
+        for group in heartbeat.producer_groups:
+            clients.producer_said(group, client)
+        for consumer in heartbeat.consumers:
+            self._consumer_said(client, consumer, keep=heartbeat.without_subscriptions)
+        self.answer(
+            connection,
+            command,
+            ext={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"},
+        )
+
+    def _consumer_said(self, client: Client, consumer: bodies.ConsumerData, *, keep: bool) -> None:
+        core = self._core
+        group = consumer.group
+        settings = core.groups.require(group)
+        core.topics.create_inner(f"{RETRY_PREFIX}{group}", settings.retry_queues)
+        core.ask_turn()
+        subscriptions = [_subscription(one) for one in consumer.subscriptions]
+        known = core.clients.consumers.get(group)
+        if keep and known is not None:
+            # A short heartbeat says nothing of subscriptions: they are as they were.
+            subscriptions = list(known.wanted.get(client.client_id, known.subscriptions).values())
+        changed, disagreements = core.clients.consumer_said(
+            group,
+            client,
+            consume_type=consumer.consume_type,
+            message_model=consumer.message_model,
+            from_where=consumer.consume_from_where,
+            subscriptions=subscriptions,
+        )
+        for line in disagreements:
+            log_lines.error(
+                "consumers of group %s subscribe differently, so messages will be missed: %s",
+                group,
+                line,
+            )
+        if changed:
+            self.tell_members(group)
+
+    def _unregister(self, connection: Connection, command: RemotingCommand) -> None:
+        fields = parse_fields(REQUESTS[command.code], command.ext)
+        changed = self._core.clients.leave(
+            fields["clientID"], fields["producerGroup"] or "", fields["consumerGroup"] or ""
+        )
+        self.answer(connection, command)
+        for group in changed:
+            self.tell_members(group)
+
+    def _check_client(self, connection: Connection, command: RemotingCommand) -> None:
+        check = bodies.read_client_check(command.body)
+        if check.subscription.expression_type == filters.SQL92:
+            raise SluiceError("The broker does not support consumer to filter message by SQL92")
+        self.answer(connection, command)
+
+    def _consumer_list(self, connection: Connection, command: RemotingCommand) -> None:
+        group = parse_fields(REQUESTS[command.code], command.ext)["consumerGroup"]
+        members = self._core.clients.consumers.get(group)
+        if members is None:
+            raise SluiceError(f"no consumer for this group, {group}")
+        self.answer(connection, command, body=bodies.write_consumer_ids(members.members))
+
+    def _lock(self, connection: Connection, command: RemotingCommand) -> None:
+        request = bodies.read_lock_request(command.body)
+        names = [(queue.topic, queue.queue_id) for queue in request.queues]
+        owned = self._core.locks.lock(request.group, request.client_id, names, self._core.now_ms())
+        locked = [q for q in request.queues if (q.topic, q.queue_id) in owned]
+        self.answer(connection, command, body=bodies.write_locked_queues(locked))
+
+    def _unlock(self, connection: Connection, command: RemotingCommand) -> None:
+        request = bodies.read_lock_request(command.body)
+        names = [(queue.topic, queue.queue_id) for queue in request.queues]
+        self._core.locks.unlock(request.group, request.client_id, names)
+        self.answer(connection, command)
+
+
+def _subscription(said: bodies.Subscription) -> filters.Subscription:
+    """A subscription as a heartbeat tells it."""
+    if said.expression_type == filters.SQL92:
+        raise SubscriptionIllegal("SQL92 filters are not supported by this broker")
+    return filters.parse_tags(said.topic, said.expression, said.version)
+
+
+def _first_unique_key(messages: list[Message]) -> str:
+    unique = records.property_value(messages[0].properties, b"UNIQ_KEY") or b""
+    return unique.decode("utf-8", "replace")

@@ -1,0 +1,131 @@
+"""This module is the service behind every send: checks, the topic, the place in the log.
+
+It takes plain values and gives back where a message went, when that is confirmed. It knows neither
+a wire nor a socket.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from sluice.broker.core import BrokerCore
+from sluice.broker.topics import (
+    CLOSED_TOPICS,
+    DEAD_PREFIX,
+    RETRY_PREFIX,
+    TopicSettings,
+    check_name,
+)
+from sluice.errors import (
+    MessageIllegal,
+    NoPermission,
+    ParameterInvalid,
+    SluiceError,
+    TopicMissing,
+)
+from sluice.model import Message, Placed
+from sluice.protocol import records
+
+Sent = Callable[[SluiceError | None], None]
+
+REGION: Final = "DefaultRegion"
+_TIMER_NAMES: Final = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_MS", b"TIMER_DELAY_SEC")
+
+
+class Sending:
+    """Sends of one broker."""
+
+    def __init__(self, core: BrokerCore) -> None:
+        self._core = core
+        cluster = core.config.cluster_name
+        # What the broker adds to every message: consumers and traces read it.
+        self._added = (
+            f"MSG_REGION\x01{REGION}\x02CLUSTER\x01{cluster}\x02TRACE_ON\x01true\x02".encode()
+        )
+
+    def topic_for(self, name: str, default_topic: str, default_queues: int) -> TopicSettings:
+        """The topic that a message is sent to, made where that is allowed; raises why not."""
+        core = self._core
+        if name in CLOSED_TOPICS:
+            raise NoPermission(f"Sending message to topic[{name}] is forbidden.")
+        settings = core.topics.get(name)
+        if settings is None:
+            settings = self._new_topic(name, default_topic, default_queues)
+        if not settings.writable or core.config.permission == "r":
+            raise NoPermission(f"Sending message to topic[{name}] is forbidden.")
+        return settings
+
+    def _new_topic(self, name: str, default_topic: str, default_queues: int) -> TopicSettings:
+        core = self._core
+        check_sendable(name)
+        if name.startswith((RETRY_PREFIX, DEAD_PREFIX)):
+            prefix = RETRY_PREFIX if name.startswith(RETRY_PREFIX) else DEAD_PREFIX
+            group = core.groups.require(name.removeprefix(prefix))
+            return core.topics.create_inner(name, group.retry_queues)
+        settings = core.topics.create_by_send(
+            name, default_topic, default_queues, allowed=core.config.auto_create_topics
+        )
+        core.ask_turn()
+        return settings
+
+    def queue_for(self, settings: TopicSettings, queue_id: int) -> int:
+        """The queue that a message goes to: the one asked for, or any where none is."""
+        if queue_id < 0:
+            return random.randrange(settings.write_queues)
+        if queue_id >= max(settings.write_queues, settings.read_queues):
+            raise ParameterInvalid(
+                f"request queueId[{queue_id}] is illegal, topic {settings.name} has "
+                f"{settings.write_queues} write and {settings.read_queues} read queues"
+            )
+        return queue_id
+
+    def send(self, message: Message, sent: Sent) -> Placed:
+        """Append one message that was checked against its topic."""
+        core = self._core
+        properties = message.properties
+        if properties:
+            self._refuse_unsupported(message.sys_flag, properties)
+            if properties[-1] != 2:
+                properties += b"\x02"
+        message.properties = properties + self._added
+        placed = core.append(message, sent)
+        core.stats.stored(message.topic, 1, placed.size)
+        return placed
+
+    def send_batch(self, messages: list[Message], sent: Sent) -> list[Placed]:
+        """Append messages together, into one queue, with consecutive offsets."""
+        core = self._core
+        for message in messages:
+            self._refuse_unsupported(message.sys_flag, message.properties)
+        placed = core.store.stage_batch(messages, sent)
+        core.ask_turn()
+        core.stats.stored(messages[0].topic, len(messages), placed[-1].end - placed[0].position)
+        return placed
+
+    @staticmethod
+    def _refuse_unsupported(sys_flag: int, properties: bytes) -> None:
+        """What would be delivered wrongly is refused: at once instead of later, or undecided."""
+        if sys_flag & records.SYS_TX_MASK:
+            raise MessageIllegal("transactional messages are not supported by this broker")
+        if b"DELAY" in properties or b"TIMER_DEL" in properties:
+            level = records.property_value(properties, b"DELAY")
+            if level is not None and level != b"0":
+                raise MessageIllegal("delayed messages are not supported by this broker")
+            for name in _TIMER_NAMES:
+                if records.property_value(properties, name) is not None:
+                    raise MessageIllegal("timed messages are not supported by this broker")
+
+
+def check_sendable(name: str) -> None:
+    """Refuse names that nobody may send to."""
+    try:
+        check_name(name)
+    except MessageIllegal as error:
+        raise ParameterInvalid(str(error)) from None
+    if name in CLOSED_TOPICS:
+        raise NoPermission(f"Sending message to topic[{name}] is forbidden.")
+
+
+__all__ = ["REGION", "Sending", "TopicMissing", "check_sendable"]

@@ -1,0 +1,268 @@
+"""This module keeps the topics: their settings, their creation, and what names are allowed.
+
+A topic's settings live in the store's state table in RocketMQ's own form, so that its broker and
+ours read the same file. A change is seen here at once and durable together with the first message
+that follows it, because both are entries of one log; if that write fails, the change is taken back.
+
+This module knows no wire format; who wants to hear of changes (routes) gives a callback.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from sluice.errors import MessageIllegal, SluiceError, TopicMissing
+from sluice.storage.store import STATE_TOPIC, TOPIC_TABLE, Store
+
+PERM_PRIORITY: Final = 8
+PERM_READ: Final = 4
+PERM_WRITE: Final = 2
+PERM_INHERIT: Final = 1
+
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_PREFIX: Final = "%DLQ%"
+SYSTEM_PREFIX: Final = "rmq_sys_"
+AUTO_CREATE_TOPIC: Final = "TBW102"
+BENCHMARK_TOPIC: Final = "BenchmarkTest"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+CHECK_MAX_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+
+NAME_BYTES_MAX: Final = 127
+LONG_NAME_BYTES_MAX: Final = 255  # retry and dead-letter topics carry a group's name
+QUEUES_MAX: Final = 65_536
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+# Nobody outside may send to these: what is in them is the broker's own bookkeeping.
+CLOSED_TOPICS: Final = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        OP_TOPIC,
+        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
+        CHECK_MAX_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+        STATE_TOPIC,
+        TIMER_TOPIC,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """How a topic is set up on this broker."""
+
+    name: str
+    read_queues: int = 8
+    write_queues: int = 8
+    perm: int = PERM_READ | PERM_WRITE
+    filter_type: str = "SINGLE_TAG"
+    sys_flag: int = 0
+    order: bool = False
+    attributes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def readable(self) -> bool:
+        return self.perm & PERM_READ != 0
+
+    @property
+    def writable(self) -> bool:
+        return self.perm & PERM_WRITE != 0
+
+    def to_json(self) -> dict[str, Any]:
+        """RocketMQ's TopicConfig."""
+        return {
+            "attributes": self.attributes,
+            "order": self.order,
+            "perm": self.perm,
+            "readQueueNums": self.read_queues,
+            "topicFilterType": self.filter_type,
+            "topicName": self.name,
+            "topicSysFlag": self.sys_flag,
+            "writeQueueNums": self.write_queues,
+        }
+
+
+def from_json(name: str, value: dict[str, Any]) -> TopicSettings:
+    """Settings as RocketMQ or we wrote them; what is missing has RocketMQ's default."""
+    return TopicSettings(
+        name,
+        int(value.get("readQueueNums", 16)),
+        int(value.get("writeQueueNums", 16)),
+        int(value.get("perm", 6)),
+        str(value.get("topicFilterType") or "SINGLE_TAG"),
+        int(value.get("topicSysFlag", 0)),
+        bool(value.get("order", False)),
+        dict(value.get("attributes") or {}),
+    )
+
+
+class Topics:
+    """The topics of one broker. Belongs to the store's owner."""
+
+    def __init__(self, store: Store, *, cluster_name: str, broker_name: str) -> None:
+        self._store = store
+        self._topics = {
+            name: from_json(name, value) for name, value in store.table(TOPIC_TABLE).items()
+        }
+        self._bump_count = 0
+        self.on_change: Callable[[list[str]], None] = lambda names: None
+        self.system_names = frozenset(
+            settings.name for settings in system_topics(cluster_name, broker_name)
+        )
+        missing = [
+            settings
+            for settings in system_topics(cluster_name, broker_name)
+            if settings.name not in self._topics
+        ]
+        if missing:
+            self.put(missing)
+
+    # -------------------------------------------------------------------------------------- looking
+
+    def get(self, name: str) -> TopicSettings | None:
+        return self._topics.get(name)
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def names(self) -> list[str]:
+        return list(self._topics)
+
+    def all(self) -> list[TopicSettings]:
+        return list(self._topics.values())
+
+    def is_system(self, name: str) -> bool:
+        return name in self.system_names or name.startswith(SYSTEM_PREFIX)
+
+    def data_version(self) -> dict[str, int]:
+        """RocketMQ's DataVersion: it changes whenever a topic does."""
+        state = self._store.state
+        return {
+            "counter": state.version + self._bump_count,
+            "stateVersion": 0,
+            "timestamp": state.changed_ms or self._store.last_ms,
+        }
+
+    def bump(self) -> None:
+        """Something that routes depend on changed, though no topic did: tell everybody anew."""
+        self._bump_count += 1
+        self.on_change([])
+
+    # ------------------------------------------------------------------------------------- changing
+
+    def put(
+        self,
+        topics: list[TopicSettings],
+        done: Callable[[SluiceError | None], None] | None = None,
+    ) -> None:
+        """Create topics or change their settings; raises what makes it impossible at once."""
+        before = {settings.name: self._topics.get(settings.name) for settings in topics}
+
+        def finished(error: SluiceError | None) -> None:
+            if error is not None:
+                self._take_back(before)
+            else:
+                self.on_change(list(before))
+            if done is not None:
+                done(error)
+
+        self._store.change(
+            [(TOPIC_TABLE, settings.name, settings.to_json()) for settings in topics], finished
+        )
+        for settings in topics:
+            self._topics[settings.name] = settings
+
+    def delete(self, name: str, done: Callable[[SluiceError | None], None] | None = None) -> None:
+        """Forget a topic. Its entries stay in the log until retention takes them."""
+        before = {name: self._topics.get(name)}
+
+        def finished(error: SluiceError | None) -> None:
+            if error is not None:
+                self._take_back(before)
+            else:
+                self.on_change([name])
+            if done is not None:
+                done(error)
+
+        self._store.change([(TOPIC_TABLE, name, None)], finished)
+        self._topics.pop(name, None)
+
+    def _take_back(self, before: dict[str, TopicSettings | None]) -> None:
+        for name, settings in before.items():
+            if settings is None:
+                self._topics.pop(name, None)
+            else:
+                self._topics[name] = settings
+
+    def create_by_send(
+        self, name: str, default_topic: str, queue_count: int, *, allowed: bool
+    ) -> TopicSettings:
+        """A message came for an unknown topic: made after the default topic, if allowed."""
+        default = self._topics.get(default_topic)
+        if not allowed or default is None or not default.perm & PERM_INHERIT:
+            raise TopicMissing(f"topic[{name}] not exist, apply first please!")
+        check_name(name)
+        queues = max(1, min(queue_count, default.write_queues))
+        settings = TopicSettings(
+            name, queues, queues, default.perm & ~PERM_INHERIT, default.filter_type
+        )
+        self.put([settings])
+        return settings
+
+    def create_inner(self, name: str, queue_count: int, perm: int = 6) -> TopicSettings:
+        """A topic that the broker itself needs (retry, dead letters); nothing where it is there."""
+        settings = self._topics.get(name)
+        if settings is None:
+            settings = TopicSettings(name, queue_count, queue_count, perm)
+            self.put([settings])
+        return settings
+
+
+def check_name(name: str) -> None:
+    """Refuse what RocketMQ's clients could not use; raises MessageIllegal with its own words."""
+    if not name.strip():
+        raise MessageIllegal("The specified topic is blank.")
+    if _NAME.fullmatch(name) is None:
+        raise MessageIllegal(
+            f"The specified topic: {name[:255]}, contains illegal characters, allowing only "
+            "^[%|a-zA-Z0-9_-]+$"
+        )
+    limit = LONG_NAME_BYTES_MAX if name.startswith((RETRY_PREFIX, DEAD_PREFIX)) else NAME_BYTES_MAX
+    if len(name) > limit:
+        raise MessageIllegal(f"The specified topic is longer than topic max length {limit}.")
+
+
+def changed(settings: TopicSettings, **changes: Any) -> TopicSettings:
+    """The same settings with some of them changed."""
+    return replace(settings, **changes)
+
+
+def system_topics(cluster_name: str, broker_name: str) -> list[TopicSettings]:
+    """The topics that every broker has, as RocketMQ 5.5's fresh broker has them."""
+    everything = PERM_READ | PERM_WRITE | PERM_INHERIT
+    return [
+        TopicSettings(SELF_TEST_TOPIC, 1, 1),
+        TopicSettings(AUTO_CREATE_TOPIC, 8, 8, everything),
+        TopicSettings(BENCHMARK_TOPIC, 1024, 1024),
+        TopicSettings(cluster_name, 16, 16, everything),
+        TopicSettings(broker_name, 1, 1, everything),
+        TopicSettings(OFFSET_MOVED_TOPIC, 1, 1),
+        TopicSettings(SCHEDULE_TOPIC, 18, 18),
+        TopicSettings(TRACE_TOPIC, 1, 1),
+        TopicSettings(f"{cluster_name}_REPLY_TOPIC", 1, 1),
+        TopicSettings(HALF_TOPIC, 1, 1),
+        TopicSettings(OP_TOPIC, 1, 1),
+        TopicSettings(TIMER_TOPIC, 1, 1),
+        TopicSettings(STATE_TOPIC, 1, 1, PERM_READ),
+    ]
