@@ -1,0 +1,258 @@
+"""This module is the table of mqadmin's commands: what the test runs, and what docs/mqadmin.md says.
+
+    python -m tests.interop.mqadmin_table [FILE]
+
+writes the page. A row that works has the command lines that `test_mqadmin.py` runs against Sluice
+and against Apache's own broker; their outputs must be equal after `normalized`, but for what the
+row's `only` leaves to compare.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+CLUSTER, BROKER, TOPIC = "SluiceTests", "broker-a", "Orders"
+PAGE = Path(__file__).parents[2] / "docs" / "mqadmin.md"
+
+Only = Callable[[str], list[str]]
+
+
+def lines_of(output: str) -> list[str]:
+    """Everything that was printed; hash tables come in any order."""
+    return sorted(line.rstrip() for line in output.splitlines() if line.strip())
+
+
+def user_topics(output: str) -> list[str]:
+    """Lines that speak of the topics of this test: brokers differ in those they keep themselves."""
+    return [
+        line for line in lines_of(output) if re.match(r"(SluiceTests +)?(Orders|Extra|#)", line)
+    ]
+
+
+def topics_and_groups(output: str) -> list[str]:
+    """statsAll without its numbers: Apache samples them every ten seconds only."""
+    return [" ".join(line.split()[:2]) for line in user_topics(output)]
+
+
+def nothing(output: str) -> list[str]:
+    """Not compared line by line; the test looks at it otherwise."""
+    return []
+
+
+class Command(NamedTuple):
+    """One command line; {broker} stands for the broker's address."""
+
+    line: str
+    only: Only = lines_of
+
+    @property
+    def words(self) -> list[str]:
+        return [word.replace("~", " ") for word in self.line.split()]
+
+
+class Row(NamedTuple):
+    """What the page says of one command. `commands` is empty where it is not in the test."""
+
+    name: str
+    note: str = ""
+    works: bool = True
+
+
+# In the order in which they run: later ones look at what earlier ones did. A ~ is a blank.
+SCRIPT: tuple[Command, ...] = (
+    Command(f"updateTopic -c {CLUSTER} -t {TOPIC} -r 4 -w 4"),
+    Command("updateTopic -b {broker} -t Extra -r 1 -w 1 -a +message.type=FIFO"),
+    Command(f"updateSubGroup -c {CLUSTER} -g readers"),
+    Command(f"updateSubGroup -c {CLUSTER} -g copies"),
+    Command(f"updateTopicPerm -c {CLUSTER} -t Extra -p 4"),
+    Command(f"topicRoute -t {TOPIC}"),
+    Command("topicList", user_topics),
+    Command("topicList -c", user_topics),
+    Command(f"@produce senders {TOPIC} 1 5"),
+    Command(f"@consume readers {TOPIC}"),
+    Command("@received readers 5"),
+    Command(f"sendMessage -t {TOPIC} -p hello~there -k sent -c TagB -b {BROKER} -i 2"),
+    Command("@received readers 1"),
+    Command(f"topicStatus -t {TOPIC}"),
+    Command(f"printMsg -t {TOPIC}"),
+    Command(f"printMsgByQueue -t {TOPIC} -a {BROKER} -i 1 -p true -d true -f true"),
+    Command(f"queryMsgById -i {{offsetId}} -t {TOPIC}"),
+    Command(f"queryMsgByKey -t {TOPIC} -k key-3"),
+    Command(f"queryMsgByUniqueKey -i {{uniqueKey}} -t {TOPIC}"),
+    Command(f"queryMsgByOffset -t {TOPIC} -b {BROKER} -i 1 -o 2"),
+    Command("clusterList"),
+    Command("clusterList -m", nothing),
+    Command("brokerStatus -b {broker}", nothing),
+    Command("consumerProgress"),
+    Command("consumerProgress -g readers"),
+    Command("consumerStatus -g readers"),
+    Command("consumerStatus -g readers -i {clientId}"),
+    Command("consumerConnection -g readers"),
+    Command(f"producerConnection -g senders -t {TOPIC}"),
+    Command(f"resetOffsetByTime -g readers -t {TOPIC} -s 0"),
+    Command("@received readers 6"),
+    Command(f"resetOffsetByTime -g copies -t {TOPIC} -s now"),
+    Command(f"cloneGroupOffset -s readers -d copies -t {TOPIC}"),
+    Command(f"skipAccumulatedMessage -g copies -t {TOPIC}"),
+    Command(f"skipAccumulatedMessage -g unknown -t {TOPIC}"),
+    Command(f"consumeMessage -t {TOPIC} -b {BROKER} -i 1 -o 0 -c 3"),
+    Command(f"statsAll -t {TOPIC}", topics_and_groups),
+    Command("getBrokerConfig -b {broker}", nothing),
+    Command("updateBrokerConfig -b {broker} -k autoCreateTopicEnable -v false"),
+    Command("updateBrokerConfig -b {broker} -k rocketmqHome -v /tmp"),
+    Command(f"wipeWritePerm -b {BROKER}"),
+    Command(f"topicRoute -t {TOPIC}"),
+    Command(f"addWritePerm -b {BROKER}"),
+    Command(f"topicRoute -t {TOPIC}"),
+    Command(f"allocateMQ -t {TOPIC} -i 10.0.0.1,10.0.0.2"),
+    Command(f"checkMsgSendRT -t {TOPIC} -a 5 -s 10"),
+    Command("updateKvConfig -s NS -k one -v 1"),
+    Command("deleteKvConfig -s NS -k one"),
+    Command("producer -b {broker}"),
+    Command("brokerConsumeStats -b {broker}"),
+    Command("haStatus -b {broker}"),
+    Command("getConsumerConfig -g readers"),
+    Command(f"queryCq -t {TOPIC} -q 1 -i 0 -c 3 -b {{broker}}"),
+    Command(f"deleteSubGroup -c {CLUSTER} -g copies -r true"),
+    Command(f"deleteTopic -c {CLUSTER} -t Extra"),
+    Command("topicStatus -t Extra"),
+    Command("consumerConnection -g nobody"),
+)
+
+_MASKS: tuple[tuple[str, str], ...] = (
+    (r"^\d\d:\d\d:\d\d,\d+ \|-.*\n?", ""),  # the logging library's own words
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(,\d+)?", "TIME"),
+    (r"\b1\d{12}\b", "MS"),
+    (r"\b20\d{12}\b", "TIME"),
+    (r"127\.0\.0\.1:\d+", "ADDRESS"),
+    (r"\b[0-9A-F]{32,}\b", "ID"),
+    (r"(?<=storeSize=)\d+|(?<=physicSize=)\d+", "N"),
+    (r"(?<=commitLogOffset=)\d+|(?<=physicOffset=)\d+", "N"),
+    (r"(?<=CommitLog Offset:)  +\d+", " N"),
+    (r"(?<=#MasterCommitLogMaxOffset\t)\d+", "N"),
+    (r"@ID@\d+", "@ID@N"),  # the place inside an index key
+    (r" __CRC32#=\d+,", ""),  # Sluice stores a checksum over the whole message
+    (r"\b\d+\.\d+\b", "F"),  # rates and times
+    (r"(?<=true                    )\d+", "N"),  # how long a send took
+    (r"[\w.$]+(?:\$\$Lambda\$\d+/0x[0-9a-f]+)?@[0-9a-f]{5,8}\b", "OBJECT"),
+    (r"(?<= OK, )\d+", "N"),  # how many topics a nameserver changed
+    (r"^\tat .*\n?", ""),
+    (r"^\t\.\.\. \d+ more\n?", ""),
+    (r" +$", ""),
+)
+
+
+def normalized(text: str) -> str:
+    """An output without what differs from run to run."""
+    for pattern, replacement in _MASKS:
+        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+    return text
+
+
+# ----------------------------------------------------------------------------------------- the page
+
+ROWS: tuple[Row, ...] = (
+    Row("updateTopic", "attributes `lite.*` and `cleanup.policy=COMPACTION` are refused"),
+    Row("deleteTopic", "the messages stay in the log until retention takes them"),
+    Row("updateSubGroup"),
+    Row("deleteSubGroup"),
+    Row(
+        "updateBrokerConfig",
+        "settings marked dynamic in [settings.md](settings.md), but those that the store takes "
+        "over at its start (retention, disk limits, largest message); any other is refused with "
+        "the reason. Lasts until the broker stops",
+    ),
+    Row("updateTopicPerm"),
+    Row("topicRoute"),
+    Row("topicList"),
+    Row("topicStatus"),
+    Row("printMsg"),
+    Row("printMsgByQueue"),
+    Row("queryMsgById"),
+    Row("queryMsgByKey", "`-p T` (by tag) finds nothing: tags are not in the index"),
+    Row("queryMsgByUniqueKey"),
+    Row("queryMsgByOffset"),
+    Row("clusterList"),
+    Row(
+        "brokerStatus",
+        "without the times of single puts and gets; with `heldPulls`, `storeRefuses` and "
+        "`unequalSubscriptions` besides",
+    ),
+    Row("consumerProgress"),
+    Row("consumerStatus"),
+    Row("consumerConnection"),
+    Row("producerConnection"),
+    Row("resetOffsetByTime", "consumers that wait for messages hear of it at once"),
+    Row("skipAccumulatedMessage"),
+    Row("cloneGroupOffset"),
+    Row("sendMessage"),
+    Row("consumeMessage"),
+    Row("statsAll"),
+    Row("getBrokerConfig", "shows the settings that mean something here"),
+    Row("wipeWritePerm"),
+    Row("addWritePerm"),
+    Row("allocateMQ"),
+    Row("checkMsgSendRT"),
+    Row("updateKvConfig"),
+    Row("deleteKvConfig"),
+    Row("producer"),
+    Row("brokerConsumeStats"),
+    Row("haStatus", "always a master without replicas"),
+    Row("getConsumerConfig"),
+    Row("queryCq"),
+    Row("updateTopicList, updateSubGroupList"),
+    Row(
+        "cleanExpiredCQ, cleanUnusedTopic, deleteExpiredCommitLog",
+        "succeed and do nothing: retention deletes whatever may go by itself",
+    ),
+    Row("setConsumeMode, exportPopRecord", "POP consumption is not in this version", False),
+    Row("updateStaticTopic, remappingStaticTopic", "there are no static topics", False),
+    Row("getBrokerEpoch, getSyncStateSet, electMaster", "there is no controller", False),
+    Row("addBroker, removeBroker", "there is no broker container", False),
+    Row("createUser, createAcl and the like", "access control is not in this version", False),
+    Row("lite topic commands, switchTimerEngine", "not in this version", False),
+    Row("cold data and RocksDB commands", "they have a meaning in Apache's store only", False),
+)
+
+_TOP = """\
+<!-- Written by `python -m tests.interop.mqadmin_table docs/mqadmin.md`. Edits here are lost. -->
+# mqadmin
+
+RocketMQ's own command line tool, `mqadmin` 5.5.0, works with Sluice's nameserver and broker. For
+every command marked *tested*, a test runs it against Sluice and against Apache's broker and
+compares what is printed: it is the same but for times, addresses, rates and places in the log.
+
+| Command | Works | Tested | Remarks |
+|---|---|---|---|
+"""
+
+
+def tested_names() -> set[str]:
+    """The commands of mqadmin that the test runs."""
+    return {command.words[0] for command in SCRIPT if not command.line.startswith("@")}
+
+
+def page() -> str:
+    lines = [_TOP]
+    for row in ROWS:
+        names = ", ".join(f"`{name}`" for name in row.name.split(", ")) if row.works else row.name
+        tested = "yes" if row.name in tested_names() else ""
+        lines.append(f"| {names} | {'yes' if row.works else 'no'} | {tested} | {row.note} |\n")
+    return "".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """Print the page, or write it to the file that is named."""
+    if arguments:
+        Path(arguments[0]).write_text(page(), encoding="utf-8")
+    else:
+        sys.stdout.write(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
