@@ -1,4 +1,4 @@
-"""RocketMQ's own mqadmin against Sluice: each command prints what it prints against Apache's broker.
+"""RocketMQ's own mqadmin against Sluice: each command prints what it prints against Apache.
 
 All commands run in one Java process for each of the two, because a start of Java costs more than
 any command. The two run side by side: most of the time mqadmin waits for its own threads to end.
@@ -7,6 +7,7 @@ any command. The two run side by side: most of the time mqadmin waits for its ow
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 import sys
@@ -28,7 +29,7 @@ from tests.interop.mqadmin_table import (
     Command,
     normalized,
     page,
-    tested_names,
+    names_in_script,
 )
 
 START_TIMEOUT_S = 30.0
@@ -112,6 +113,19 @@ def paired(events: Sequence[Event], apache_events: Sequence[Event]) -> list[Outp
     return outputs
 
 
+def differences(output: Output) -> list[str]:
+    """Lines that only one of the two printed: - Apache, + Sluice."""
+    only = output.command.only
+    found: list[str] = []
+    for theirs, ours in (
+        (output.apache_text, output.text),
+        (output.apache_errors, output.errors),
+    ):
+        lines = difflib.ndiff(only(theirs), only(ours))
+        found += [f"{output.command.line}: {line}" for line in lines if line[0] in "-+"]
+    return found
+
+
 def numbers(text: str, separator: str) -> dict[str, str]:
     """Lines of the form `name : value`."""
     pairs = [line.split(separator, 1) for line in text.splitlines() if separator in line]
@@ -138,6 +152,7 @@ def check_config(output: Output) -> None:
         assert ours[name] == theirs[name]
 
 
+@pytest.mark.slow
 def test_every_command_prints_what_it_prints_against_apache(
     rocketmq_jars: Jars, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,15 +168,7 @@ def test_every_command_prints_what_it_prints_against_apache(
         script(programs, address) as ours,
     ):
         outputs = paired(ours.finish(SCRIPT_TIMEOUT_S), theirs.finish(SCRIPT_TIMEOUT_S))
-    differing = []
-    for output in outputs:
-        only = output.command.only
-        if (only(output.text), only(output.errors)) != (
-            only(output.apache_text),
-            only(output.apache_errors),
-        ):
-            differing.append(output)
-    assert differing == []
+    assert [line for output in outputs for line in differences(output)] == []
     by_line = {output.command.line: output for output in outputs}
     check_numbers(by_line["brokerStatus -b {broker}"])
     check_config(by_line["getBrokerConfig -b {broker}"])
@@ -205,9 +212,9 @@ def check_contents(by_line: dict[str, Output]) -> None:
 
 
 def test_nothing_that_is_required_is_missing_from_the_script() -> None:
-    assert set(REQUIRED.split()) <= tested_names()
+    assert set(REQUIRED.split()) <= names_in_script()
     listed = {name for row in ROWS for name in row.name.split(", ")}
-    assert tested_names() <= listed
+    assert names_in_script() <= listed
 
 
 def test_the_page_says_what_is_tested() -> None:

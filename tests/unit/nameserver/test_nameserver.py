@@ -277,8 +277,10 @@ def test_the_data_version() -> None:
         same = await here.ask(322, told, **BROKER)
         assert same.ext == {"changed": "false"}
         assert members(same) == VERSION.members()
-        other = await here.ask(322, orjson.dumps({"counter": 2}), **BROKER)
-        assert other.ext == {"changed": "true"}
+        for told in (orjson.dumps({"counter": 2}), b""):
+            assert (await here.ask(322, told, **BROKER)).ext == {"changed": "true"}
+        code, remark = error_of(await here.ask(322, b"junk", **BROKER))
+        assert (code, str(remark)[:20]) == (1, "the body is not JSON")
 
     on_site(work)
 
@@ -355,7 +357,7 @@ def test_settings_over_the_wire_are_an_allowlist() -> None:
         (103, {**BROKER, "brokerId": "x"}, "the custom field <brokerId> is no int64: 'x'"),
         (104, {}, "the custom field <brokerName> is null"),
         (205, {}, "the custom field <brokerName> is null"),
-        (322, BROKER, "the body is not JSON"),
+        (224, {}, "the custom field <cluster> is null"),
         (2, {}, " request type 2 not supported"),
         (310, {}, " request type 310 not supported"),
     ],
