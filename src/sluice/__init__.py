@@ -1,8 +1,19 @@
-"""This package is Sluice: a message queue on Apache RocketMQ's disk format.
+"""This package is Sluice: a message queue that RocketMQ's clients use, on RocketMQ's disk format.
 
 What exists today, and where (arrows of import point down only; tests/tidy/test_imports.py watches):
 
-    cli.py           the `sluice` command; demo.py makes a small store to look at
+    cli.py           the `sluice` command; serve.py runs the processes, demo.py makes a small store
+    client/          what the command line asks brokers for
+    nameserver/      which broker serves which topic: routes.py the table, api.py its requests
+    broker/          what a broker does for its clients
+      server.py        the process; core.py joins the services; registration.py tells nameservers
+      remoting_api.py  RocketMQ's requests -> services -> answers; admin_*.py those of mqadmin
+      sending.py       sends                pulling.py       pulls; long_polling.py holds them
+      topics.py        topics               groups.py        groups, and who is connected
+      offsets.py       committed offsets    locks.py         queues lent to ordered consumers
+      filters.py       tags                 stats.py         counters and rates
+    link.py          requests and answers over one connection
+    net.py           frames over TCP: limits, time-outs, TLS
     storage/         one machine's durable log and its indexes
       store.py         the facade for an event loop; blocking.py the same for threads
       opening.py       opens a store; recovery.py finds the true end after a crash
@@ -17,6 +28,7 @@ What exists today, and where (arrows of import point down only; tests/tidy/test_
       inspect.py       prints a store
     protocol/        bytes <-> values, no IO
       records.py       the stored message
+      framing.py       frames out of any chunks; remoting*.py RocketMQ's commands and bodies
     config/          every setting: default, unit, limit, RocketMQ's name
     model.py         the values that every layer shares
     errors.py        the one table of errors

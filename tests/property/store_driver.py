@@ -299,8 +299,10 @@ class Driver:
                 break
             self.tick(0)
             self.background.run_all()
+        self.store.indexing.hand_over()
+        self.background.run_all()
         if self.store.indexing.failure:
-            return
+            return  # the disk is full, or was made to fail
         found = {raw for _, _, entries in self.check().values() for raw in entries}
         check_keys(self.store, [item for item in self.model.items if item.raw in found])
 
