@@ -27,9 +27,9 @@ from tests.interop.mqadmin_table import (
     ROWS,
     SCRIPT,
     Command,
+    names_in_script,
     normalized,
     page,
-    names_in_script,
 )
 
 START_TIMEOUT_S = 30.0
@@ -188,6 +188,7 @@ def check_contents(by_line: dict[str, Output]) -> None:
     has("printMsg -t Orders", r"minOffset=0, maxOffset=5", r"BODY: body-4", r"BODY: hello there")
     has("queryMsgById -i {offsetId} -t Orders", r"Keys: +\[key-4\]", r"trackType=CONSUMED")
     has("queryMsgByKey -t Orders -k key-3", r"ID +1 +3 ")
+    has("queryMsgByKey -t Orders -k TagB -p T", r"ID +2 +0 ")
     has("queryMsgByUniqueKey -i {uniqueKey} -t Orders", r"Queue Offset: +4")
     has(f"queryMsgByOffset -t Orders -b {BROKER} -i 1 -o 2", r"Keys: +\[key-2\]")
     has("clusterList", rf"{CLUSTER} +{BROKER} +0 +ADDRESS +V5_5_0", r"true$")

@@ -458,9 +458,11 @@ class RemotingApi:
                     "can not find message, maybe time range not correct",
                 )
 
+        # The index holds tags beside keys, told apart as RocketMQ does it.
+        key = f"T#{fields['key']}" if fields["indexType"] == "T" else fields["key"]
         core.store.query_key(
             fields["topic"],
-            fields["key"],
+            key,
             done,
             count_max=count_max,
             begin_ms=max(0, fields["beginTimestamp"]),

@@ -434,6 +434,35 @@ def property_value(properties: bytes, name: bytes) -> bytes | None:
     return properties[start:] if stop < 0 else properties[start:stop]
 
 
+_UNIQUE_MARK: Final = b"\x02UNIQ_KEY\x01"
+_KEYS_MARK: Final = b"\x02KEYS\x01"
+_TAGS_MARK: Final = b"\x02TAGS\x01"
+NO_KEYS: Final = (b"", b"", b"")
+
+
+def message_keys(properties: bytes) -> tuple[bytes, bytes, bytes]:
+    """Unique key, keys (separated by blanks) and tag; empty where a message has none.
+
+    What `property_value` finds for the three, written out because it runs once per message.
+    """
+    padded = b"\x02" + properties
+    find_last, find = padded.rfind, padded.find
+    unique = keys = tag = b""
+    at = find_last(_UNIQUE_MARK)
+    if at >= 0:
+        stop = find(b"\x02", at + 10)
+        unique = padded[at + 10 : stop] if stop >= 0 else padded[at + 10 :]
+    at = find_last(_KEYS_MARK)
+    if at >= 0:
+        stop = find(b"\x02", at + 6)
+        keys = padded[at + 6 : stop] if stop >= 0 else padded[at + 6 :]
+    at = find_last(_TAGS_MARK)
+    if at >= 0:
+        stop = find(b"\x02", at + 6)
+        tag = padded[at + 6 : stop] if stop >= 0 else padded[at + 6 :]
+    return unique, keys, tag
+
+
 _marks: Final[dict[bytes, bytes]] = {}
 
 

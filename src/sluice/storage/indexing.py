@@ -48,9 +48,11 @@ class Indexing:
         self._position = max(indexed_to, self._log.start)
         self.live = self._position >= self._log.written and not self.failure
 
-    def note(self, topic: bytes, properties: bytes, position: int, store_ms: int) -> None:
+    def note(
+        self, topic: bytes, keys: tuple[bytes, bytes, bytes], position: int, store_ms: int
+    ) -> None:
         """An entry was appended; only called while `live`."""
-        self._batch.add(topic, properties, position, store_ms)
+        self._batch.add_keys(topic, keys, position, store_ms)
         if len(self._batch) >= _BATCH_KEYS:
             self.hand_over()
 

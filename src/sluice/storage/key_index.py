@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.errors import StoreReadOnly
-from sluice.protocol.records import property_value
+from sluice.protocol.records import message_keys
 from sluice.storage.files import Files
 from sluice.storage.key_index_file import I32_MAX, IndexFile, Ints, file_bytes
 
@@ -72,6 +72,17 @@ class KeyBatch:
         With `size_bytes` a later start goes on behind the message, without it at the message. Both
         are right, because the index knows what it has.
         """
+        self.add_keys(topic, message_keys(properties), position, store_ms, size_bytes)
+
+    def add_keys(
+        self,
+        topic: bytes,
+        found: tuple[bytes, bytes, bytes],
+        position: int,
+        store_ms: int,
+        size_bytes: int = 0,
+    ) -> None:
+        """The same for a message whose keys are known (`records.message_keys`)."""
         assert position >= self.end_position, "messages come in the order of the log"
         if self.first_position < 0:
             self.first_position = position
@@ -82,17 +93,15 @@ class KeyBatch:
         keys = self.keys
         before = len(keys)
         prefix = topic + b"#"
-        unique = property_value(properties, b"UNIQ_KEY")
+        unique, several, tag = found
         if unique:
             keys.append(prefix + unique)
-        several = property_value(properties, b"KEYS")
         if several:
             # A part that equals the unique key is indexed once more, as Apache does.
             if b" " in several:
                 keys.extend([prefix + part for part in several.split(b" ") if part])
             else:
                 keys.append(prefix + several)
-        tag = property_value(properties, b"TAGS")
         if tag:
             keys.append(prefix + b"T#" + tag)
         key_count = len(keys) - before

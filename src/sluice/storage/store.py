@@ -64,7 +64,8 @@ log_lines = logging.getLogger("sluice.storage")
 
 
 # What `write_staged` needs of each staged entry; a plain tuple, because there is one per message.
-_Staged = tuple[QueueIndex, bytes, Message, Placed, Confirmed | None, bool]
+_Keys = tuple[bytes, bytes, bytes]
+_Staged = tuple[QueueIndex, bytes, Message, _Keys, Placed, Confirmed | None, bool]
 
 
 class Recovery(NamedTuple):
@@ -245,14 +246,18 @@ class Store:
         entry = self.encoder.encode(message, topic, size, offset, position, store_ms)
         assert len(entry) == size, "the size decided the place, so it must be right"
         self.log.stage(entry)
+        code, keys = 0, records.NO_KEYS
         properties = message.properties
-        code = 0
         if properties:
-            code = records.tags_code(topic, properties, store_ms, self._delay_levels_ms)
+            keys = records.message_keys(properties)
+            if topic == records.SCHEDULE_TOPIC:
+                code = records.tags_code(topic, properties, store_ms, self._delay_levels_ms)
+            elif keys[2]:
+                code = records.java_hash(keys[2])
         unit = queue.pack(position, size, code, store_ms, offset, message.count)
         queue.next_offset = offset + message.count
         placed = Placed(position, size, offset, store_ms)
-        self._staged.append((queue, unit, message, placed, done, durable))
+        self._staged.append((queue, unit, message, keys, placed, done, durable))
         return placed
 
     def write_staged(self) -> None:
@@ -269,19 +274,20 @@ class Store:
             self._undo(staged, error)
             return
         dirty, live, note = self._dirty, self.indexing.live, self.indexing.note
-        for queue, unit, message, placed, _, _ in staged:
+        no_keys = records.NO_KEYS
+        for queue, unit, message, keys, placed, _, _ in staged:
             queue.add(unit)
             if not queue.dirty:
                 queue.dirty = True
                 dirty.append(queue)
-            if live and message.properties and indexed(message.sys_flag):
-                note(queue.topic_bytes, message.properties, placed.position, placed.store_ms)
+            if live and keys is not no_keys and indexed(message.sys_flag):
+                note(queue.topic_bytes, keys, placed.position, placed.store_ms)
         self.append_count += len(staged)
         written = self.log.written
         if not self._sync:
             self._confirmed = written
         must_flush = self._sync
-        for _, _, _, placed, done, durable in staged:
+        for _, _, _, _, placed, done, durable in staged:
             if durable:
                 must_flush = True
             if done is not None:
@@ -293,7 +299,7 @@ class Store:
             self.flusher.flush_to(written)
 
     def _undo(self, staged: list[_Staged], error: SluiceError) -> None:
-        for queue, _, message, _, _, _ in reversed(staged):
+        for queue, _, message, *_ in reversed(staged):
             queue.next_offset -= message.count
         if not isinstance(error, DiskFull):
             self.flusher.fail(str(error))

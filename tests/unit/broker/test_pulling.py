@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sluice.broker.core import BrokerCore
 from sluice.broker.pulling import (
     FLAG_COMMIT,
@@ -94,8 +96,6 @@ def test_above_the_bound_of_waiting_pulls_one_is_answered_at_once() -> None:
 
 
 def test_without_long_polling_the_wait_is_short() -> None:
-    from dataclasses import replace
-
     bench = Bench()
     bench.core.config = replace(bench.core.config, long_polling=False)
     seen = bench.pull(0)

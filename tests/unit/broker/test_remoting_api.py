@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -131,6 +132,32 @@ def test_a_message_is_sent_found_and_read() -> None:
                 Response.PULL_RETRY_IMMEDIATELY,
                 "1",
             )
+
+    run_once(work())
+
+
+def test_messages_are_found_by_key_unique_key_and_tag() -> None:
+    async def work() -> None:
+        async with running() as rig:
+            await rig.make_topic("orders")
+            for number in range(3):
+                tag = "TagB" if number == 1 else "TagA"
+                await rig.send("orders", KEYS=f"k{number} all", UNIQ_KEY=f"U{number}", TAGS=tag)
+            fields = {"topic": "orders", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 1 << 62}
+
+            async def found(key: str, **changes: str) -> list[str]:
+                asked = {**fields, "key": key, **changes}
+                body = bytes((await rig.done(Request.QUERY_MESSAGE, asked)).body)
+                return sorted(re.findall(r"UNIQ_KEY\x01(U\d)", body.decode("latin-1")))
+
+            assert await found("k1") == ["U1"]
+            assert await found("all") == ["U0", "U1", "U2"]
+            assert await found("U2", _UNIQUE_KEY_QUERY="true") == ["U2"]
+            assert await found("TagA", indexType="T") == ["U0", "U2"]
+            assert await found("all", maxNum="1") == ["U2"]  # the newest
+            missing = await rig.ask(Request.QUERY_MESSAGE, {**fields, "key": "TagA"})
+            assert missing.code == Response.QUERY_NOT_FOUND
+            assert set(missing.ext) == {"indexLastUpdateTimestamp", "indexLastUpdatePhyoffset"}
 
     run_once(work())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -33,6 +34,7 @@ from sluice.errors import (
 )
 from sluice.protocol.records import java_hash
 from sluice.storage.background import Background, Inline, Steps
+from sluice.storage.commit_log import CommitLog
 from sluice.storage.memory_files import MemoryFiles
 from sluice.storage.opening import open_store
 from sluice.storage.store import Store
@@ -286,22 +288,21 @@ def test_topics_are_kept_in_rocketmqs_form() -> None:
 
 
 def test_a_topic_that_cannot_be_stored_is_taken_back() -> None:
-    files = MemoryFiles()
-    store = new_store(files)
+    store = new_store()
     topics = Topics(store, cluster_name="c", broker_name="b")
+    topics.put([TopicSettings("t", 2, 2)])
     store.write_staged()
     told: list[list[str]] = []
     topics.on_change = told.append
     seen: list[SluiceError | None] = []
-    files.capacity_bytes = 0
-    topics.put([TopicSettings("big", attributes={"x": "y" * 60_000})], seen.append)
-    assert topics.get("big") is not None
-    store.write_staged()
-    if isinstance(seen[0], DiskFull):
-        assert topics.get("big") is None
-        assert told == []
-    else:
-        assert seen == [None]
+    topics.put([TopicSettings("t", 4, 4), TopicSettings("new")], seen.append)
+    assert topics.get("new") is not None
+    with mock.patch.object(CommitLog, "write", side_effect=DiskFull("no room")):
+        store.write_staged()
+    assert [type(error) for error in seen] == [DiskFull]
+    assert topics.get("new") is None
+    assert topics.get("t") == TopicSettings("t", 2, 2)
+    assert told == []
 
 
 def test_a_topic_is_made_by_a_message_after_the_default_one() -> None:

@@ -380,3 +380,23 @@ def test_a_body_that_ends_like_a_checksum_is_only_a_body(message_crc: bool) -> N
         assert bytes(records.decode(data).body) == body[:length]
     data = encode(Message("tt", 0, body + b"\x02"), with_crc=message_crc)
     assert bytes(records.decode(data).body) == body + b"\x02"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"UNIQ_KEY", b"KEYS", b"TAGS", b"MYTAGS", b"KEYS2", b"", b"x"]),
+            st.binary(max_size=6).filter(lambda value: b"\x02" not in value),
+        ),
+        max_size=6,
+    ),
+    st.booleans(),
+)
+def test_the_keys_of_an_append_are_those_that_property_value_finds(
+    items: list[tuple[bytes, bytes]], closed: bool
+) -> None:
+    properties = b"\x02".join(name + b"\x01" + value for name, value in items)
+    properties += b"\x02" if closed else b""
+    assert records.message_keys(properties) == tuple(
+        records.property_value(properties, name) or b"" for name in (b"UNIQ_KEY", b"KEYS", b"TAGS")
+    )
