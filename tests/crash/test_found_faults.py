@@ -22,7 +22,7 @@ from sluice.storage.memory_files import (
 from sluice.storage.state import GROUP_TABLE
 from tests.crash.crash_points import open_again, watch
 from tests.property.store_driver import BATCH_TOPIC, DERIVED, QUEUES, Driver, small_config
-from tests.property.store_model import check, contents
+from tests.property.store_model import check, contents, yield_to_background
 
 RANDOM = Random(1)
 ONLY_QUEUE = QueueKey("only", 0)
@@ -67,9 +67,11 @@ def test_setting_on_its_way_while_all_tables_are_written_again() -> None:
         driver.settle()
     driver.delete_some(1.0)
     driver.background.work("disk")
+    driver.background.deliver("disk")  # the ends of the queues are written first
+    driver.write()
+    driver.background.work("flush")
     driver.change(GROUP_TABLE, "g", {"n": 1})
     driver.write()
-    driver.background.deliver("disk")
     driver.settle()
     assert driver.store.table(GROUP_TABLE)["g"] == {"n": 1}
     driver.crash(KeepNothing())
@@ -92,9 +94,10 @@ def test_queue_whose_entries_all_lie_in_closed_files(kept: int) -> None:
     driver.crash(KeepNothing())
 
 
-def test_rebuild_that_is_interrupted() -> None:
+@pytest.mark.parametrize("segment_bytes", [4096, 16384])
+def test_rebuild_that_is_interrupted(segment_bytes: int) -> None:
     """The old snapshot must not count for queue files that a rebuild has begun to write."""
-    driver = Driver(small_config())
+    driver = Driver(small_config(segment_bytes=segment_bytes))
     for _ in range(12):
         driver.put(QUEUES[0], RANDOM, 600)
         driver.put(QUEUES[2], RANDOM, 10)
@@ -106,6 +109,22 @@ def test_rebuild_that_is_interrupted() -> None:
     disk.remove(f"{driver.config.directory}/consumequeue/A/0/{0:020d}")
     found: list[MemoryFiles] = []
     watch(disk, lambda: found.extend(disk.crash(KeepRandom(Random(n))) for n in range(5)))
+    yield_to_background(open_again(driver.config, disk))
+    assert found
+    for once_more in found:
+        check(open_again(driver.config, once_more), promise)
+
+
+def test_recovery_of_a_killed_process_meets_a_power_cut() -> None:
+    """What recovery has found is called durable only when it is."""
+    driver = Driver(small_config())
+    for _ in range(3):
+        driver.put(QUEUES[0], RANDOM, 100)
+        driver.write()
+    promise = driver.promise()
+    disk = driver.files.crash(KeepAll())
+    found: list[MemoryFiles] = []
+    watch(disk, lambda: found.extend(disk.crash(KeepRandom(Random(n))) for n in range(20)))
     open_again(driver.config, disk)
     assert found
     for once_more in found:

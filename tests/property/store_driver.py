@@ -290,7 +290,13 @@ class Driver:
         self.store.housekeeping.delete_before(bases[int(fraction * (len(bases) - 1))])
 
     def check(self) -> Contents:
-        return check(self.store, self.promise())
+        found = check(self.store, self.promise())
+        if self.config.flush == "sync":
+            served = {raw for _, _, entries in found.values() for raw in entries}
+            for item in self.model.items:
+                is_durable = item.placed.end <= self.store.flusher.flushed
+                assert is_durable or item.raw not in served, "served before it is durable"
+        return found
 
     def check_keys(self) -> None:
         """Let the key index catch up, then look for everything that can be read."""

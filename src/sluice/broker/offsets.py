@@ -153,7 +153,11 @@ class Offsets:
             done(error)
 
         self._store.offsets.send()
-        self._store.change([(OFFSET_TABLE, key, None) for key in keys], written)
+        try:
+            self._store.change([(OFFSET_TABLE, key, None) for key in keys], written)
+        except SluiceError as error:
+            # Often called from inside a callback of the store, where nobody could catch it.
+            done(error)
 
     def _is_stored(self, key: str) -> bool:
         topic, _, group = key.partition(SEPARATOR)

@@ -115,7 +115,9 @@ class Topics:
         self._topics = {
             name: from_json(name, value) for name, value in store.table(TOPIC_TABLE).items()
         }
-        self._bump_count = 0
+        # Not the store's version: that one changes with every offset that is committed.
+        self._change_count = 0
+        self._changed_ms = store.now_ms()
         self.on_change: Callable[[list[str]], None] = lambda names: None
         self.system_names = frozenset(
             settings.name for settings in system_topics(cluster_name, broker_name)
@@ -146,18 +148,21 @@ class Topics:
         return name in self.system_names or name.startswith(SYSTEM_PREFIX)
 
     def data_version(self) -> dict[str, int]:
-        """RocketMQ's DataVersion: it changes whenever a topic does."""
-        state = self._store.state
+        """RocketMQ's DataVersion: it changes when a topic does or the broker starts, and only then.
+
+        A nameserver takes over all topics when it changes, and undoes what was set there by hand.
+        """
         return {
-            "counter": state.version + self._bump_count,
+            "counter": self._change_count,
             "stateVersion": 0,
-            "timestamp": state.changed_ms or self._store.last_ms,
+            "timestamp": self._changed_ms,
         }
 
-    def bump(self) -> None:
-        """Something that routes depend on changed, though no topic did: tell everybody anew."""
-        self._bump_count += 1
-        self.on_change([])
+    def bump(self, names: list[str] | None = None) -> None:
+        """Topics changed, or something else that routes depend on: tell everybody anew."""
+        self._change_count += 1
+        self._changed_ms = self._store.now_ms()
+        self.on_change(names or [])
 
     # ------------------------------------------------------------------------------------- changing
 
@@ -173,7 +178,7 @@ class Topics:
             if error is not None:
                 self._take_back(before)
             else:
-                self.on_change(list(before))
+                self.bump(list(before))
             if done is not None:
                 done(error)
 
@@ -191,7 +196,7 @@ class Topics:
             if error is not None:
                 self._take_back(before)
             else:
-                self.on_change([name])
+                self.bump([name])
             if done is not None:
                 done(error)
 

@@ -29,6 +29,7 @@ from sluice.errors import (
     GroupMissing,
     MessageIllegal,
     SluiceError,
+    StoreReadOnly,
     SubscriptionIllegal,
     TopicMissing,
 )
@@ -318,6 +319,27 @@ def test_a_topic_is_made_by_a_message_after_the_default_one() -> None:
         topics.create_by_send("u v", "TBW102", 4, allowed=True)
 
 
+def test_the_version_of_the_topics_changes_with_topics_only() -> None:
+    # A nameserver takes a new version as a reason to take over all topics again, and with them the
+    # write permission that an administrator had wiped.
+    store = new_store()
+    topics = Topics(store, cluster_name="c", broker_name="b")
+    store.write_staged()
+    before = topics.data_version()
+    Offsets(store).commit("g", "t", 0, 5)
+    store.offsets.send()
+    Groups(store, auto_create=lambda: True).require("g")
+    store.write_staged()
+    assert topics.data_version() == before
+    topics.put([TopicSettings("t")])
+    store.write_staged()
+    made = topics.data_version()
+    assert made["counter"] > before["counter"]
+    topics.delete("t")
+    store.write_staged()
+    assert topics.data_version()["counter"] > made["counter"]
+
+
 def test_a_new_version_is_told_though_no_topic_changed() -> None:
     topics = Topics(new_store(), cluster_name="c", broker_name="b")
     told: list[list[str]] = []
@@ -427,6 +449,16 @@ def test_a_commit_after_forgetting_counts() -> None:
     assert seen == [None]
     assert offsets.committed("g", "t", 0) == 5
     assert store.committed_offset("g", "t", 0) == 5
+
+
+def test_a_store_that_cannot_write_says_so_to_who_waits() -> None:
+    store = new_store()
+    offsets = Offsets(store)
+    offsets.commit("g", "t", 0, 1)
+    store.shut(lambda error: None)
+    seen: list[SluiceError | None] = []
+    offsets.forget_group("g", seen.append)
+    assert [type(error) for error in seen] == [StoreReadOnly]
 
 
 def test_forgetting_nothing_is_done_at_once() -> None:
