@@ -21,7 +21,7 @@ STATES_MIN = 100_000
 SOAK_STATES_MIN = 1_000_000
 CHUNK_STATES = 4_000
 # How many chunks each policy gets: prefixes and mixtures have the most different states.
-CHUNK_COUNTS = {"nothing": 2, "everything": 3, "prefixes": 9, "mixtures": 8}
+CHUNK_COUNTS = {"nothing": 2, "everything": 2, "prefixes": 7, "mixtures": 6}
 CHUNKS = [(policy, chunk) for policy, count in CHUNK_COUNTS.items() for chunk in range(count)]
 
 counted: Counter[object] = Counter()

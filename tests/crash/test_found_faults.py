@@ -5,6 +5,7 @@ The random tests may never come by the same way again; these always do.
 
 from __future__ import annotations
 
+import errno
 from random import Random
 
 import pytest
@@ -168,6 +169,37 @@ def test_failed_index_does_not_stop_checkpoints() -> None:
     driver.check_keys()
 
 
+def test_checkpoint_that_follows_a_failed_index_at_once() -> None:
+    """It runs before the owner is told, and must not say that the keys are indexed."""
+    driver = Driver(small_config())
+    for _ in range(3):
+        driver.put(QUEUES[0], RANDOM, 10)
+    driver.settle()
+    driver.files.fail("pwritev")
+    driver.checkpoint()
+    while driver.background.work("disk"):
+        pass
+    driver.crash(KeepNothing())
+    driver.check_keys()
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+def test_index_that_was_torn_before_a_clean_close(nth: int) -> None:
+    """An index that had stopped is made anew, however orderly the store was closed."""
+    driver = Driver(small_config())
+    for _ in range(10):
+        driver.put(QUEUES[0], RANDOM, 10)
+    driver.settle()
+    driver.check_keys()
+    for _ in range(5):
+        driver.put(QUEUES[1], RANDOM, 10)
+    driver.settle()
+    driver.files.tear(nth, 0)
+    driver.shut()
+    driver.crash(KeepAll())
+    driver.check_keys()
+
+
 def test_crash_between_the_two_lengths_of_a_wiped_file() -> None:
     """Cutting a torn tail makes the file short for a moment, and a prepared file follows it."""
     driver = Driver(small_config())
@@ -191,6 +223,49 @@ def test_crash_between_the_two_lengths_of_a_wiped_file() -> None:
     assert any(once_more.size(path) < segment_bytes for once_more in found)
     for once_more in found:
         check(open_again(driver.config, once_more), promise)
+
+
+def test_kill_while_the_next_log_file_is_made() -> None:
+    """Its name and length are made durable by the next start, before anything is put into it."""
+    driver = Driver(small_config())
+    found: list[MemoryFiles] = []
+    files = driver.files
+    watch(files, lambda: found.append(files.crash(KeepAll())))
+    driver.put(QUEUES[0], RANDOM, 900)
+    driver.put(QUEUES[0], RANDOM, 900)
+    driver.settle()
+    promise = driver.promise()
+    promise.acked_end = 0  # some of the disks are older
+    assert any(len(disk.names(f"{driver.config.directory}/commitlog")) > 1 for disk in found)
+    for disk in found:
+        later = Driver(driver.config, disk, promise, driver.serial)
+        for _ in range(5):
+            later.put(QUEUES[1], RANDOM, 900)
+            later.settle()
+        assert later.model.acked_end == later.store.log.written
+        later.crash(KeepNothing())
+
+
+def test_retention_on_a_full_disk_keeps_the_ends_of_queues() -> None:
+    """A queue loses its last entry while its end cannot be written: that is done later."""
+    driver = Driver(small_config())
+    driver.put(ONLY_QUEUE, RANDOM, 10)
+    for _ in range(6):
+        driver.put(QUEUES[0], RANDOM, 900)
+        driver.settle()
+    driver.checkpoint()
+    driver.settle()
+    driver.delete_some(1.0)
+    driver.files.fail("pwritev", error=errno.ENOSPC)
+    driver.settle()
+    assert driver.store.log.start > 0
+    driver.tick(5_000)
+    driver.settle()
+    promise = driver.promise()
+    driver.files = driver.files.crash(KeepNothing())
+    driver.delete_derived(list(DERIVED))
+    driver.reopen(promise)
+    assert driver.store.max_offset(*ONLY_QUEUE) == 1
 
 
 def test_power_cut_while_several_log_files_are_deleted() -> None:

@@ -217,7 +217,7 @@ def plain(answer: RemotingCommand) -> dict[str, Any]:
     return {"code": answer.code, "remark": answer.remark, "ext": answer.ext, "body": body}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_our_answers_are_apaches(ours: str, rocketmq_jars: Jars, tmp_path: Path) -> None:
     apache = RocketMQ(tmp_path / "apache", jars=rocketmq_jars, heap_mb=512)
     theirs = apache.nameserver_address

@@ -19,6 +19,7 @@ TRANSLATOR = ("protocol", "broker", "net", "storage.store", *BASE)
 
 # From the bottom to the top: a storage module may import those of lower tiers only.
 STORAGE_TIERS = (
+    ("system_calls",),
     ("files",),
     ("background", "crash_model", "key_index_file", "retention", "snapshot"),
     ("commit_log", "key_index", "memory_files", "queue_index", "segment", "state"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sluice.model import QueueKey
 from sluice.storage import snapshot
@@ -18,6 +18,9 @@ from sluice.storage.files import Files
 from sluice.storage.queue_index import FilePart, QueueIndex, QueueWrite
 
 Row = list[Any]
+
+# From here on writing the files of a checkpoint would disturb the appends; a child does it.
+APART_QUEUES_MIN: Final = 128
 
 
 @dataclass(slots=True)
@@ -37,20 +40,17 @@ class CheckpointJob:
     sync_index: Callable[[], list[Any] | None]
 
     def run(self) -> None:
-        paths = [
-            write_part(self.files, write.queue, part)
-            for write in self.writes
-            for part in write.parts
-        ]
-        if paths:
-            self.files.sync_many(paths)
+        if len(self.writes) > APART_QUEUES_MIN:
+            self.files.apart(self._write_queues)
+        elif self.writes:
+            self._write_queues()
         self.files.make_directory(f"{self.root}/config")
         for name, data in self.configs.items():
             self.files.replace(f"{self.root}/config/{name}", data)
         index_marks = self.sync_index()
         if index_marks is None:
             self.content["indexed_to"] = 0
-        self.content["index"] = [list(mark) for mark in index_marks or []]
+        self.content["index"] = index_marks and [list(mark) for mark in index_marks]
         self.content["queues"] = list(self.rows.values())
         # The snapshot counts with the checkpoint file as it is and as it will be: a crash between
         # the two must not look as if somebody else had written the one.
@@ -59,6 +59,15 @@ class CheckpointJob:
         self.content["checkpoint"] = [before, fields.hex()]
         snapshot.write_snapshot(self.files, self.root, self.content)
         snapshot.write_checkpoint(self.files, self.root, fields)
+
+    def _write_queues(self) -> None:
+        """Write the units and make them durable; touches nothing but files."""
+        paths = [
+            write_part(self.files, write.queue, part)
+            for write in self.writes
+            for part in write.parts
+        ]
+        self.files.sync_many(paths)
 
 
 def write_part(files: Files, queue: QueueIndex, part: FilePart) -> str:

@@ -19,12 +19,10 @@ This module may not know what is inside a file, import anything else of this pac
 thread, or read a clock.
 """
 
-import ctypes
 import errno
 import fcntl
 import mmap
 import os
-import platform
 import stat
 import sys
 import threading
@@ -33,6 +31,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Protocol
+
+from sluice.storage.system_calls import find_syncfs as _find_syncfs
+from sluice.storage.system_calls import run_apart
 
 Buffer = bytes | bytearray | memoryview
 
@@ -182,6 +183,12 @@ class Files(Protocol):
 
     def sync_many(self, paths: Sequence[str]) -> None:
         """Make the data and the names of all these files durable."""
+
+    def apart(self, work: Callable[[], None]) -> None:
+        """Run work that uses only files, in thousands of calls, away from everybody else.
+
+        What it changes in memory is lost. Raises OSError where it failed; waits, so a thread asks.
+        """
 
     def usage(self, path: str) -> DiskUsage:
         """Return the space of the file system that holds this path."""
@@ -444,6 +451,9 @@ class RealFiles:
         for directory in dict.fromkeys(map(_directory_of, paths)):
             self.sync_directory(directory)
 
+    def apart(self, work: Callable[[], None]) -> None:
+        run_apart(work)
+
     def usage(self, path: str) -> DiskUsage:
         status = os.statvfs(path)
         # As df counts: what is kept for root is neither used nor free, and not ours to fill.
@@ -571,30 +581,3 @@ def _require_file(status: os.stat_result, path: str) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", path)
-
-
-def _find_syncfs() -> Callable[[int], None] | None:
-    """Return the system call that makes a whole file system durable, where it can be trusted."""
-    if sys.platform != "linux" or not _reports_syncfs_errors(platform.release()):
-        return None
-    library = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(library, "syncfs"):
-        return None
-    function = library.syncfs
-    function.argtypes = [ctypes.c_int]
-    function.restype = ctypes.c_int
-
-    def syncfs(fd: int) -> None:
-        if function(fd) != 0:
-            error = ctypes.get_errno()
-            raise OSError(error, os.strerror(error))
-
-    return syncfs
-
-
-def _reports_syncfs_errors(release: str) -> bool:
-    """Before Linux 5.8 syncfs answered 0 although pages could not be written."""
-    numbers = release.partition("-")[0].split(".")[:2]
-    if len(numbers) < 2 or not all(number.isdecimal() for number in numbers):
-        return False
-    return (int(numbers[0]), int(numbers[1])) >= (5, 8)

@@ -258,7 +258,7 @@ class Housekeeping:
             elif isinstance(error, DiskFull):
                 # Deleting is what makes room. Meanwhile config/ holds the tables: a checkpoint has
                 # covered what goes. The log gets them again once there is room.
-                self._forget(position, firsts, lambda: self._write_tables_again(done))
+                self._forget(position, firsts, lambda: self._write_tables_again(ends, done))
             else:
                 self._deleting = False
                 log_lines.error("retention could not write the tables, nothing deleted: %s", error)
@@ -284,14 +284,25 @@ class Housekeeping:
             done(error)
         store.write_staged()
 
-    def _write_tables_again(self, done: Callable[[], None] | None) -> None:
+    def _write_tables_again(self, ends: list[Change], done: Callable[[], None] | None) -> None:
+        state, bytes_max = self._store.state, self._store.state_bytes_max
+
         def written(error: SluiceError | None) -> None:
             if error is not None:
                 log_lines.error("the tables are in config/ only, not in the log: %s", error)
             if done is not None:
                 done()
 
-        self._stage_all(self._store.state.full_bodies(self._store.state_bytes_max), written)
+        def ends_written(error: SluiceError | None) -> None:
+            if error is not None:
+                written(error)
+            else:
+                self._stage_all(state.full_bodies(bytes_max), written)
+
+        if ends:
+            self._stage_all(state.bodies(ends, bytes_max), ends_written)
+        else:
+            ends_written(None)
 
     def _forget(
         self, position: int, firsts: list[_NewFirst], done: Callable[[], None] | None

@@ -20,7 +20,7 @@ import itertools
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
@@ -329,6 +329,9 @@ class MemoryFiles:
         nodes = [self._node(path) for path in paths]
         directories = {_split(path)[1] for path in paths}
         self._sync("sync_many", paths[0] if paths else "", nodes, directories)
+
+    def apart(self, work: Callable[[], None]) -> None:
+        work()
 
     def usage(self, path: str) -> DiskUsage:
         if not self.exists(path):

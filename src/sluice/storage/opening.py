@@ -319,7 +319,11 @@ def _open_index(
         entries_max=config.key_index_entries,
         now_ms=store.now_ms,
     )
-    saved = [IndexMark(*mark) for mark in snapshot["index"]] if snapshot is not None else []
+    saved: list[IndexMark] = []
+    if snapshot is not None:
+        saved = [IndexMark(*mark) for mark in snapshot["index"] or []]
+        # An index that had stopped is not taken as it is, however orderly the store was closed.
+        clean = clean and snapshot["index"] is not None
     indexed_to = index.load(saved, clean)
     if snapshot is not None and (not saved or indexed_to >= saved[-1].end_position):
         indexed_to = max(indexed_to, snapshot["indexed_to"])

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.storage import files as files_module
+from sluice.storage import system_calls
 from sluice.storage.files import Buffer, RealFiles
 
 _TRY_LOCK = """
@@ -216,13 +217,39 @@ def test_sync_many_without_syncfs_syncs_each_file_and_directory_once(
     ],
 )
 def test_syncfs_is_trusted_only_where_it_reports_errors(release: str, trusted: bool) -> None:
-    assert files_module._reports_syncfs_errors(release) is trusted
+    assert system_calls.reports_syncfs_errors(release) is trusted
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="syncfs is a call of Linux")
 def test_syncfs_raises_what_the_kernel_says() -> None:
-    syncfs = files_module._find_syncfs()
+    syncfs = system_calls.find_syncfs()
     if syncfs is None:
         pytest.skip("a kernel before 5.8")
     with pytest.raises(OSError, match="Bad file descriptor"):
         syncfs(-1)
+
+
+def test_work_apart_happens_and_its_memory_does_not(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def work() -> None:
+        seen.append(1)
+        (tmp_path / "made").write_bytes(b"by the child")
+
+    RealFiles().apart(work)
+    assert (tmp_path / "made").read_bytes() == b"by the child"
+    assert seen == []
+
+
+def test_an_error_of_work_apart_is_raised_here(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="missing") as raised:
+        RealFiles().apart(lambda: os.close(os.open(tmp_path / "missing", os.O_RDONLY)))
+    assert raised.value.errno == errno.ENOENT
+
+
+def test_work_apart_that_breaks_is_an_error_here() -> None:
+    def broken() -> None:
+        raise ValueError("a mistake of ours")
+
+    with pytest.raises(OSError, match="ended with status"):
+        RealFiles().apart(broken)
