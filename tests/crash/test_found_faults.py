@@ -239,9 +239,11 @@ def test_kill_while_the_next_log_file_is_made() -> None:
     assert any(len(disk.names(f"{driver.config.directory}/commitlog")) > 1 for disk in found)
     for disk in found:
         later = Driver(driver.config, disk, promise, driver.serial)
-        for _ in range(5):
+        while later.store.log.written < driver.config.segment_bytes:
             later.put(QUEUES[1], RANDOM, 900)
-            later.settle()
+            later.write()
+            while later.background.step("flush"):  # and nothing but the log is made durable
+                pass
         assert later.model.acked_end == later.store.log.written
         later.crash(KeepNothing())
 
@@ -309,6 +311,41 @@ def test_positions_committed_while_others_are_on_their_way() -> None:
     driver.shut()
     driver.open()
     assert driver.store.committed_offset("g", *QUEUES[0]) == 2
+
+
+def test_flush_that_succeeds_after_another_sync_has_failed() -> None:
+    """The failed one may have lost what the other one seems to have saved."""
+    driver = Driver(small_config())
+    flushed = driver.store.flusher.flushed
+    driver.put(QUEUES[0], RANDOM, 10)
+    driver.write()
+    driver.files.tear(1, 50)
+    driver.files.fail("sync")
+    driver.put(QUEUES[0], RANDOM, 10)
+    driver.write()  # fails, and so does the sync that makes its undoing durable
+    driver.background.run_all()
+    assert driver.store.flusher.flushed == flushed
+    driver.checkpoint()
+    driver.background.run_all()
+    driver.crash(KeepNothing())
+
+
+def test_store_that_failed_is_released_after_its_last_work() -> None:
+    """Whoever opens the directory next must have it for himself."""
+    driver = Driver(small_config())
+    driver.put(QUEUES[0], RANDOM, 10)
+    driver.settle()
+    driver.checkpoint()
+    driver.put(QUEUES[0], RANDOM, 10)
+    driver.files.fail("pwritev")
+    answers: list[object] = []
+    driver.store.shut(answers.append)
+    was_released = driver.store.released
+    assert not was_released
+    assert not answers
+    driver.background.run_all()
+    assert driver.store.released
+    assert isinstance(answers[0], StoreError)
 
 
 def test_batch_queue_that_retention_emptied() -> None:
