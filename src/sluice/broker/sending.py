@@ -23,7 +23,6 @@ from sluice.errors import (
     NoPermission,
     ParameterInvalid,
     SluiceError,
-    TopicMissing,
 )
 from sluice.model import Message, Placed
 from sluice.protocol import records
@@ -126,6 +125,3 @@ def check_sendable(name: str) -> None:
         raise ParameterInvalid(str(error)) from None
     if name in CLOSED_TOPICS:
         raise NoPermission(f"Sending message to topic[{name}] is forbidden.")
-
-
-__all__ = ["REGION", "Sending", "TopicMissing", "check_sendable"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sluice.errors import MessageIllegal, SluiceError, TopicMissing
@@ -246,11 +246,6 @@ def check_name(name: str) -> None:
     limit = LONG_NAME_BYTES_MAX if name.startswith((RETRY_PREFIX, DEAD_PREFIX)) else NAME_BYTES_MAX
     if len(name) > limit:
         raise MessageIllegal(f"The specified topic is longer than topic max length {limit}.")
-
-
-def changed(settings: TopicSettings, **changes: Any) -> TopicSettings:
-    """The same settings with some of them changed."""
-    return replace(settings, **changes)
 
 
 def system_topics(cluster_name: str, broker_name: str) -> list[TopicSettings]:
