@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ from hypothesis import HealthCheck, settings
 # Time is never a reason to fail: a slow machine is not a bug.
 settings.register_profile("sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("sluice")
+
+# Tests start many brokers side by side, and the port of the metrics is a fixed one.
+os.environ.setdefault("SLUICE_METRICS", "false")
+os.environ.setdefault("SLUICE_NAMESERVER_METRICS", "false")
 
 _TESTS = Path(__file__).parent
 _MARKS = {

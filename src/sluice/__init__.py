@@ -3,17 +3,28 @@
 What exists today, and where (arrows of import point down only; tests/tidy/test_imports.py watches):
 
     cli.py           the `sluice` command; serve.py runs the processes, demo.py makes a small store
+    pages.py         writes the pages of docs/ that are made from declarations
     client/          what the command line asks brokers for
+      simple.py        routes, sends, pulls   messages.py      messages by id, key, offset
+      admin.py         all that administrators ask, as values; group_checks.py judges a group
+      admin_main.py    `sluice admin`: admin_*.py its commands, printing.py tables and JSON
     nameserver/      which broker serves which topic: routes.py the table, api.py its requests
     broker/          what a broker does for its clients
       server.py        the process; core.py joins the services; registration.py tells nameservers
       remoting_api.py  RocketMQ's requests -> services -> answers; admin_*.py those of mqadmin
       sending.py       sends                pulling.py       pulls; long_polling.py holds them
       topics.py        topics               groups.py        groups, and who is connected
+      settings_table.py  how their settings change; topic_deletion.py what goes with a topic
+      runtime_settings.py  the broker's own settings, changed while it runs
       offsets.py       committed offsets    locks.py         queues lent to ordered consumers
+      allocation.py    which member of a group reads which queue
       filters.py       tags                 stats.py         counters and rates
+      admission.py     whether one more send is taken
+      metrics.py       what is measured
     link.py          requests and answers over one connection
-    net.py           frames over TCP: limits, time-outs, TLS
+    net.py           frames over TCP: limits, time-outs; tls.py certificates and whom to trust
+    log_share.py     how many log lines one peer is worth
+    metrics_http.py  /metrics and /healthz; process_metrics.py what the system says of a process
     storage/         one machine's durable log and its indexes
       store.py         the facade for an event loop; blocking.py the same for threads
       opening.py       opens a store; recovery.py finds the true end after a crash
@@ -22,6 +33,7 @@ What exists today, and where (arrows of import point down only; tests/tidy/test_
       queue_index.py   (topic, queue, offset) -> position; reads.py answers reads
       key_index.py     key -> positions; indexing.py keeps it at the log's heels
       state.py         settings and committed offsets: entries of the log
+      topic_removal.py deletes topics; closing.py closes the store
       housekeeping.py  from time to time: checkpoint.py, retention.py, snapshot.py
       background.py    slow work, away from the owner's thread
       files.py         the disk as a parameter; memory_files.py one that crashes and fails
@@ -30,7 +42,8 @@ What exists today, and where (arrows of import point down only; tests/tidy/test_
       records.py       the stored message
       framing.py       frames out of any chunks; remoting*.py RocketMQ's commands and bodies
     config/          every setting: default, unit, limit, RocketMQ's name
-    model.py         the values that every layer shares
+    telemetry.py     metrics, times in buckets, Prometheus's text
+    model.py         the values that every layer shares; clock.py the machine's time
     errors.py        the one table of errors
 
 Importing this package imports nothing else.

@@ -174,6 +174,14 @@ class Busy(SluiceError):
     retriable = True
 
 
+class Stopping(SluiceError):
+    """The process is about to end: another broker, or this one later, may do it."""
+
+    rocketmq_code = 14  # SERVICE_NOT_AVAILABLE
+    kafka_code = 6  # NOT_LEADER_OR_FOLLOWER
+    retriable = True
+
+
 class LinkError(SluiceError):
     """A request over a connection to another process got no answer; it may have been done."""
 

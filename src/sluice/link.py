@@ -54,6 +54,11 @@ def split_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class _Waiting:
     """One request that has no answer yet."""
 
@@ -131,6 +136,11 @@ class RemotingLink:
 
     def __str__(self) -> str:
         return self._name
+
+    @property
+    def local_host(self) -> str:
+        """The address of this side; empty where the link is closed."""
+        return self._connection.local[0] if self._connection is not None else ""
 
     @property
     def is_open(self) -> bool:

@@ -7,6 +7,8 @@ A `Connection` hands whole frames to a `Handler` and sends bytes. What it guards
     a frame that is too long, or no frame at all          closed; what came before it is served
     a peer that does not read its answers                 we stop reading from it, so it costs what
                                                           it asked for before; then it is closed
+    a peer that sends faster than it can be served        so many frames of it in one turn, then the
+                                                          others have theirs
 
 Everything that is sent within one turn of the event loop goes out in one write. TLS and plain text
 share a port, as RocketMQ's clients expect: the first byte of a TLS connection is 0x16.
@@ -27,16 +29,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, cast
+from typing import Final, Protocol, cast
 
+from sluice.config import ListeningConfig
+from sluice.config.listening import TlsMode
 from sluice.errors import ConfigError, ProtocolError
+from sluice.log_share import LogShare
 from sluice.model import Buffer
 from sluice.protocol.framing import FRAME_BYTES_MAX, SCRATCH_BYTES, BadFrame, Frame, FrameReader
 
-TlsMode = Literal["off", "permissive", "enforcing"]
-
 _TLS_FIRST_BYTE: Final = 0x16
 _SWEEP_SECONDS: Final = 1.0
+# After so many frames it is looked at how many answers wait, and after so many times so many the
+# other connections have their turn.
+_FRAMES_AT_ONCE: Final = 64
+_PARTS_PER_TURN: Final = 8
+_PER_ADDRESS: Final = "connections_per_address_max"
 log_lines = logging.getLogger("sluice.net")
 
 # One buffer to receive into serves all connections: nothing stays in it between two calls.
@@ -68,10 +76,26 @@ class Limits:
     tls_handshake_ms: int = 5_000
 
 
+def limits_of(config: ListeningConfig) -> Limits:
+    """What a listener allows, by the settings of its process."""
+    return Limits(
+        connections_max=config.connections_max,
+        connections_per_address_max=config.connections_per_address_max,
+        frame_bytes_max=config.frame_bytes_max,
+        first_frame_ms=config.first_frame_ms,
+        frame_ms=config.frame_ms,
+        idle_ms=config.connection_idle_ms_max,
+        unsent_bytes_max=config.unsent_bytes_max,
+        unsent_ms=config.unsent_ms,
+        tls_handshake_ms=config.tls_handshake_ms,
+    )
+
+
 class Connection(asyncio.BufferedProtocol):
     """One TCP connection. Belongs to the event loop's thread."""
 
     __slots__ = (
+        "_bad",
         "_flush_waits",
         "_frame_since",
         "_handler",
@@ -83,10 +107,13 @@ class Connection(asyncio.BufferedProtocol):
         "_reader",
         "_stuck_since",
         "_transport",
+        "_turn_asked",
+        "_waiting",
         "attributes",
         "close_reason",
         "heard_at",
         "local",
+        "log_share",
         "opened_at",
         "peer",
         "received_count",
@@ -109,11 +136,15 @@ class Connection(asyncio.BufferedProtocol):
         self._flush_waits = False
         self._stuck_since = 0.0  # since when the peer does not read; 0 while it does
         self._frame_since = 0.0  # since when a frame is incomplete; 0 between frames
+        self._waiting: list[Frame] = []  # received, and not handed over yet
+        self._bad = ""  # why the connection is closed after those
+        self._turn_asked = False
         self.peer: tuple[str, int] = ("", 0)
         self.local: tuple[str, int] = ("", 0)
         self.opened_at = self.heard_at = time.monotonic()
         self.received_count = 0
         self.close_reason = ""
+        self.log_share = LogShare()
         self.attributes: dict[str, object] = {}  # the handler's own notes
 
     def __str__(self) -> str:
@@ -148,19 +179,63 @@ class Connection(asyncio.BufferedProtocol):
         elif frames or not self._frame_since:
             # Only a new frame starts the clock: one byte a second must not put its end off.
             self._frame_since = self.heard_at
-        if frames:
-            self.received_count += len(frames)
-            try:
-                self._handler.received(self, frames)
-            except ProtocolError as error:
-                self.close(str(error))
-                return
-            # One turn may read many times before its end. Handed over now, answers that pile up
-            # stop that reading; at the turn's end it would be too late.
-            if self._out_bytes > self._limits.unsent_bytes_max:
-                self._flush()
         if bad is not None:
-            self.close(str(bad))
+            self._bad = str(bad)
+        self.received_count += len(frames)
+        if bad is not None or self._waiting or len(frames) > _FRAMES_AT_ONCE:
+            self._waiting.extend(frames)
+            self._serve_waiting()
+        elif frames:
+            self._hand_over(frames)
+        if nbytes == SCRATCH_BYTES:
+            self._ask_turn()  # there is more where this came from, and the loop would go on reading
+
+    def _hand_over(self, frames: list[Frame]) -> None:
+        try:
+            self._handler.received(self, frames)
+        except ProtocolError as error:
+            self._waiting.clear()
+            self.close(str(error))
+            return
+        # One turn may read many times before its end. Handed over now, answers that pile up
+        # stop that reading; at the turn's end it would be too late.
+        if self._out_bytes > self._limits.unsent_bytes_max:
+            self._flush()
+
+    def _serve_waiting(self) -> None:
+        """Hand over what waits: a part in each turn, and nothing while the peer does not read."""
+        waiting = self._waiting
+        for _ in range(_PARTS_PER_TURN):
+            if not waiting or self._stuck_since or not self.is_open:
+                break
+            part = waiting[:_FRAMES_AT_ONCE]
+            del waiting[:_FRAMES_AT_ONCE]
+            self._hand_over(part)
+        if self._stuck_since or not self.is_open:
+            return
+        if waiting:
+            self._ask_turn()
+        elif self._bad:
+            self.close(self._bad)
+
+    def _ask_turn(self) -> None:
+        """Go on in the next turn, and read nothing until then."""
+        if not self._turn_asked and self._transport is not None and self.is_open:
+            self._turn_asked = True
+            self._transport.pause_reading()
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._turn_asked = False
+        self._serve_waiting()
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Read again, unless something of this connection has to come first."""
+        if self._waiting or self._stuck_since or self._turn_asked:
+            return
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         self._flush()  # who asked and then closed its side may still read
@@ -172,6 +247,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = None
         self._out.clear()
         self._out_bytes = 0
+        self._waiting.clear()
         if self._on_lost is not None:
             self._on_lost(self)
         self._handler.closed(self)
@@ -183,8 +259,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._stuck_since = 0.0
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        if self._waiting:
+            self._ask_turn()
+        else:
+            self._read_on()
 
     # -------------------------------------------------------------------------------------- sending
 
@@ -276,7 +354,9 @@ class Listener:
         self._place_count = 0  # places taken, by connections and by those that become one
         self.connections: set[Connection] = set()
         self._emptied: asyncio.Event | None = None  # set when the last connection of a stop is gone
-        self.refused_count = 0
+        self.refused: Counter[str] = Counter()  # connections, by the limit that they met
+        self.overdue_count = 0
+        self._log_share = LogShare()  # of those who never become a connection
         self.address: tuple[str, int] = ("", 0)
 
     async def start(self, host: str, port: int, backlog: int = 1024) -> None:
@@ -308,33 +388,39 @@ class Listener:
         while True:
             try:
                 accepted, address = await loop.sock_accept(listening)
+                peer = _address(address)
             except OSError as error:
                 # Out of descriptors, mostly: those who are connected must not suffer.
                 log_lines.error("cannot accept a connection: %s", error)
                 await asyncio.sleep(0.1)
                 continue
-            refusal = self._refusal(address[0])
-            if refusal:
-                self.refused_count += 1
-                log_lines.warning("%s:%s refused: %s", address[0], address[1], refusal)
+            refusal = self._refusal(peer[0])
+            if refusal is not None:
+                cause, count_max = refusal
+                self.refused[cause] += 1
+                where = " from this address" if cause == _PER_ADDRESS else ""
+                self._log_share.line(
+                    log_lines,
+                    logging.WARNING,
+                    "%s:%s refused: %d connections%s are open (%s)",
+                    *(*peer, count_max, where, cause),
+                )
                 accepted.close()
                 continue
-            self._per_address[address[0]] += 1
+            self._per_address[peer[0]] += 1
             self._place_count += 1
-            self._spawn(self._serve(accepted, address[0]))
+            self._spawn(self._serve(accepted, peer))
 
-    def _refusal(self, host: str) -> str:
+    def _refusal(self, host: str) -> tuple[str, int] | None:
+        """The limit that keeps a connection out; None where there is room for it."""
         limits = self._limits
         if self._place_count >= limits.connections_max:
-            return f"{limits.connections_max} connections are open (connections_max)"
+            return "connections_max", limits.connections_max
         if self._per_address[host] >= limits.connections_per_address_max:
-            return (
-                f"{limits.connections_per_address_max} connections from this address are open "
-                "(connections_per_address_max)"
-            )
-        return ""
+            return _PER_ADDRESS, limits.connections_per_address_max
+        return None
 
-    async def _serve(self, accepted: socket.socket, host: str) -> None:
+    async def _serve(self, accepted: socket.socket, peer: tuple[str, int]) -> None:
         loop = asyncio.get_running_loop()
         connection: Connection | None = None
         try:
@@ -348,10 +434,11 @@ class Listener:
                 lambda: connection, accepted, ssl=context, ssl_handshake_timeout=wait
             )
         except (OSError, TimeoutError, ProtocolError) as error:
-            log_lines.info("connection from %s failed: %s", host, error)
-            self._give_up(accepted, host, connection)
+            reason = str(error) or f"nothing came within {self._limits.first_frame_ms} ms"
+            self._log_share.line(log_lines, logging.INFO, "%s:%s closed: %s", *peer, reason)
+            self._give_up(accepted, peer[0], connection)
         except asyncio.CancelledError:
-            self._give_up(accepted, host, connection)
+            self._give_up(accepted, peer[0], connection)
             raise
 
     def _give_up(self, accepted: socket.socket, host: str, connection: Connection | None) -> None:
@@ -397,6 +484,7 @@ class Listener:
             for connection in list(self.connections):
                 reason = connection.overdue(now)
                 if reason:
+                    self.overdue_count += 1
                     connection.abort(reason)
 
     def stop_accepting(self) -> None:
@@ -446,22 +534,17 @@ async def connect(
     return connection
 
 
-def server_tls(
-    mode: TlsMode, certificate_file: str, key_file: str
-) -> tuple[ssl.SSLContext | None, TlsMode]:
-    """What a listener is given to speak TLS by these settings; raises ConfigError."""
-    if mode == "off" or not certificate_file:
-        if mode == "enforcing":
-            raise ConfigError("tls_mode=enforcing needs tls_certificate_file")
-        return None, "off"
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(certificate_file, key_file or None)
-    except (OSError, ssl.SSLError) as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"{certificate_file}: cannot be used for TLS: {reason}") from error
-    return context, mode
+def own_address() -> str:
+    """The address of this machine that others most likely reach it at; loopback where it has none.
+
+    Connecting a UDP socket sends nothing: the system only says which address it would send from.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # reserved for documentation: nobody's
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
 
 
 async def _peek(accepted: socket.socket) -> int:
@@ -479,5 +562,6 @@ async def _peek(accepted: socket.socket) -> int:
 
 def _address(name: object) -> tuple[str, int]:
     if isinstance(name, tuple) and len(name) >= 2:
-        return str(name[0]), int(name[1])
+        # A listener on :: shows IPv4 peers this way; everybody else knows them by the short form.
+        return str(name[0]).removeprefix("::ffff:"), int(name[1])
     return "", 0

@@ -21,7 +21,15 @@ from sluice.storage.memory_files import KeepPolicy, MemoryFiles
 from sluice.storage.opening import open_store
 from sluice.storage.state import GROUP_TABLE, TOPIC_TABLE
 from sluice.storage.store import Store
-from tests.property.store_model import Contents, Item, Model, Promise, check, check_keys
+from tests.property.store_model import (
+    Contents,
+    Item,
+    Model,
+    Promise,
+    check,
+    check_keys,
+    check_no_keys,
+)
 
 T = TypeVar("T")
 
@@ -191,8 +199,8 @@ class Driver:
         if queue.topic == DELAY_TOPIC:
             properties["DELAY"] = str(queue.queue_id + 1)
         # Without the whole-message checksum a torn count of offsets cannot be noticed.
-        batches = queue.topic == BATCH_TOPIC and self.config.message_crc
-        if batches and random.random() < 0.7:
+        counts_batches = self.store.state.counts_batches(queue.topic)
+        if counts_batches and self.config.message_crc and random.random() < 0.7:
             count = random.choice((1, 2, 3, 7, 40_000))
             sys_flag = records.SYS_NEED_UNWRAP | records.SYS_INNER_BATCH
             properties["INNER_NUM"] = str(count)
@@ -263,6 +271,27 @@ class Driver:
             return False
         return True
 
+    def delete_topic(self, topic: str) -> bool:
+        """Delete a topic; one whose queues count batches is made again at once."""
+        store = self.store
+        done = self.model.deleting(topic, store.log.end)
+        settled = [done]
+        if (TOPIC_TABLE, topic) in self.model.settings:
+            settled.append(self.model.changing(TOPIC_TABLE, topic, None))
+
+        def told(error: SluiceError | None) -> None:
+            for each in settled:
+                each(error)
+
+        try:
+            store.delete_topic(topic, told)
+        except SluiceError as error:
+            told(error)
+            return False
+        if topic == BATCH_TOPIC:
+            self.change(TOPIC_TABLE, topic, {"attributes": {"queue.type": "BatchCQ"}})
+        return True
+
     def commit(self, group: str, queue: QueueKey, offset: int) -> None:
         later = self.model.later_positions.setdefault(f"{queue.topic}@{group}", {})
         later.setdefault(str(queue.queue_id), set()).add(offset)
@@ -311,6 +340,7 @@ class Driver:
             return  # the disk is full, or was made to fail
         found = {raw for _, _, entries in self.check().values() for raw in entries}
         check_keys(self.store, [item for item in self.model.items if item.raw in found])
+        check_no_keys(self.store, self.model.gone)
 
     def delete_derived(self, names: list[str]) -> None:
         """Remove what can be made again from the log; only while the store is not open."""
@@ -337,8 +367,10 @@ class Driver:
             self.checkpoint()
         elif choice < 0.92:
             self.change(GROUP_TABLE, f"g{random.randrange(3)}", {"n": self.serial, "x": "y" * 40})
-        elif choice < 0.97:
+        elif choice < 0.96:
             self.commit(f"g{random.randrange(2)}", random.choice(QUEUES), random.randrange(1000))
+        elif choice < 0.98:
+            self.delete_topic(random.choice(QUEUES).topic)
         else:
             self.delete_some(random.random())
         self.bound_unsynced()

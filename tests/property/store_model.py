@@ -6,25 +6,27 @@ example when the power went. `check` compares a store with a promise:
 - what was acknowledged is there, at its offset, byte for byte, unless retention took it;
 - nothing else is there but entries that were staged and whose fate is open, and of these a prefix;
 - offsets have no holes, and the next one is above every one that was acknowledged;
-- settings and positions have the acknowledged value, or one that was on its way.
+- settings and positions have the acknowledged value, or one that was on its way;
+- of a topic that was deleted nothing is there but what was staged after that.
 
 It knows nothing of files, and of the store only what any caller can see.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from sluice.errors import SluiceError, StoreReadOnly
 from sluice.model import Message, Placed, QueueKey
 from sluice.protocol import records
-from sluice.storage.state import OFFSET_TABLE, STATE_TOPIC
+from sluice.storage.state import DELETED_TABLE, OFFSET_TABLE, STATE_TOPIC
 from sluice.storage.store import ColdRead, Store
 
 T = TypeVar("T")
 Contents = dict[QueueKey, tuple[int, int, list[bytes]]]
+Positions = dict[str, dict[str, set[int]]]
 
 
 class Item(NamedTuple):
@@ -35,6 +37,14 @@ class Item(NamedTuple):
     placed: Placed
     raw: bytes
     keys: tuple[str, ...]
+
+
+class Deletion(NamedTuple):
+    """A topic that is being deleted: nobody was told yet whether it is gone."""
+
+    topic: str
+    position: int  # entries of the topic below this are concerned
+    later_positions: Positions  # committed before, and not durable when it was staged
 
 
 @dataclass(slots=True)
@@ -48,7 +58,8 @@ class Promise:
     checked: bool  # whether entries carry the checksum of the whole message
     settings: dict[tuple[str, str], list[list[Any]]]  # the acknowledged value, those on their way
     positions: dict[str, dict[str, int]]  # committed offsets that were durable
-    later_positions: dict[str, dict[str, set[int]]]  # ... and those that may have become durable
+    later_positions: Positions  # ... and those that may have become durable
+    deletions: list[Deletion]
 
 
 @dataclass(slots=True)
@@ -60,7 +71,9 @@ class Model:
     deleted_before: int = 0
     floors: dict[QueueKey, int] = field(default_factory=dict)
     settings: dict[tuple[str, str], list[list[Any]]] = field(default_factory=dict)
-    later_positions: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+    later_positions: Positions = field(default_factory=dict)
+    deletions: list[Deletion] = field(default_factory=list)  # with an open fate
+    gone: list[Item] = field(default_factory=list)  # of deleted topics: nobody may find them
 
     @classmethod
     def after(cls, promise: Promise) -> Model:
@@ -71,6 +84,7 @@ class Model:
             promise.deleted_before,
             dict(promise.floors),
             {key: list(values) for key, values in promise.settings.items()},
+            deletions=list(promise.deletions),
         )
 
     def staged(self, item: Item) -> None:
@@ -100,6 +114,36 @@ class Model:
 
         return done
 
+    def deleting(self, topic: str, position: int) -> Callable[[SluiceError | None], None]:
+        """A topic is being deleted; the result takes the answer."""
+        later = self.later_positions
+        taken = {key: later.pop(key) for key in list(later) if key.startswith(f"{topic}@")}
+        deletion = Deletion(topic, position, taken)
+        self.deletions.append(deletion)
+
+        def done(error: SluiceError | None) -> None:
+            if error is None:
+                self.deletions.remove(deletion)
+                self._deleted(deletion)
+            elif not isinstance(error, StoreReadOnly):
+                self.deletions.remove(deletion)
+                for key, queues in taken.items():
+                    for queue_id, offsets in queues.items():
+                        self.later_positions.setdefault(key, {}).setdefault(queue_id, set())
+                        self.later_positions[key][queue_id] |= offsets
+
+        return done
+
+    def _deleted(self, deletion: Deletion) -> None:
+        topic, position, _ = deletion
+
+        def is_gone(item: Item) -> bool:
+            return item.queue.topic == topic and item.placed.position < position
+
+        self.gone += [item for item in self.items if is_gone(item)]
+        self.items = [item for item in self.items if not is_gone(item)]
+        self.floors = {queue: end for queue, end in self.floors.items() if queue.topic != topic}
+
     def promise(self, store: Store) -> Promise:
         return Promise(
             list(self.items),
@@ -110,19 +154,20 @@ class Model:
             {key: list(values) for key, values in self.settings.items()},
             {key: dict(value) for key, value in store.table(OFFSET_TABLE).items()},
             {k: {q: set(v) for q, v in m.items()} for k, m in self.later_positions.items()},
+            list(self.deletions),
         )
 
     def recovered(self, store: Store, found: Contents) -> None:
         """After a recovery: what is there was confirmed by it, what is not there is gone."""
-        raws = {
-            (queue, records.decode(raw).queue_offset): raw
-            for queue, (_, _, entries) in found.items()
-            for raw in entries
-        }
+        for deletion in self.deletions:
+            if store.table(DELETED_TABLE).get(deletion.topic, -1) >= deletion.position:
+                self._deleted(deletion)
+        self.deletions = []
+        raws = {position_of(raw): raw for _, _, entries in found.values() for raw in entries}
         self.items = [
             item if item.raw == raw else item._replace(raw=raw, keys=())
             for item in self.items
-            if (raw := raws.get((item.queue, item.placed.queue_offset))) is not None
+            if (raw := raws.get(item.placed.position)) is not None
         ]
         self.acked_end = store.log.written
         self.floors = {queue: high for queue, (_, high, _) in found.items()}
@@ -172,19 +217,46 @@ def contents(store: Store) -> Contents:
     }
 
 
+def position_of(raw: bytes) -> int:
+    """An entry says where it lies."""
+    return int.from_bytes(raw[28:36], "big")
+
+
 def check(store: Store, promise: Promise) -> Contents:
     """Compare what can be read with what was promised; returns what can be read."""
     found = contents(store)
-    staged: dict[QueueKey, dict[int, Item]] = {}
-    for item in promise.items:
-        staged.setdefault(item.queue, {})[item.placed.queue_offset] = item
+    ends = [position_of(raw) + len(raw) for _, _, raws in found.values() for raw in raws]
+    topics = {queue.topic for queue in found} | {item.queue.topic for item in promise.items}
+    for topic in sorted(topics | {queue.topic for queue in promise.floors}):
+        check_topic(topic, found, max(ends, default=0), promise)
+    check_tables(store, promise)
+    return found
+
+
+def check_topic(topic: str, found: Contents, end: int, promise: Promise) -> None:
+    """One topic: as if no deletion that is on its way had happened, or one of them had."""
+    queues = {queue: values for queue, values in found.items() if queue.topic == topic}
+    cuts = [0, *(deletion.position for deletion in promise.deletions if deletion.topic == topic)]
+    for number, cut in enumerate(reversed(cuts), 1):
+        try:
+            check_queues(topic, queues, end, promise, cut)
+        except AssertionError:
+            if number == len(cuts):
+                raise
+        else:
+            return
+
+
+def check_queues(topic: str, found: Contents, end: int, promise: Promise, cut: int) -> None:
+    """The queues of one topic, of which everything below `cut` was deleted."""
+    items = [i for i in promise.items if i.queue.topic == topic and i.placed.position >= cut]
+    staged = {(item.queue, item.placed.queue_offset): item for item in reversed(items)}
     present: set[int] = set()
-    end = 0
     for queue, (low, high, entries) in found.items():
         assert 0 <= low <= high, f"{queue}: from {low} to {high}"
         offset = low
         for raw in entries:
-            candidate = staged.get(queue, {}).get(offset)
+            candidate = staged.get((queue, offset))
             assert candidate is not None, f"{queue}: nothing was put at {offset}, but it is served"
             if raw != candidate.raw:
                 # Without a checksum of the whole message a torn last entry can pass for whole.
@@ -194,9 +266,8 @@ def check(store: Store, promise: Promise) -> Contents:
                 assert records.decode(raw).body == candidate.message.body, where
             present.add(id(candidate))
             offset += candidate.message.count
-            end = max(end, candidate.placed.end)
         assert offset == high, f"{queue}: entries end at {offset}, the queue at {high}"
-    for item in promise.items:
+    for item in items:
         where = f"{item.queue} offset {item.placed.queue_offset} at {item.placed.position}"
         if id(item) not in present:
             retained = item.placed.position >= promise.deleted_before
@@ -208,10 +279,9 @@ def check(store: Store, promise: Promise) -> Contents:
             after = item.placed.queue_offset + item.message.count
             assert high >= after, f"{where}: its offset would be given away again"
     for queue, floor in promise.floors.items():
-        high = found[queue][1] if queue in found else 0
-        assert high >= floor, f"{queue}: offsets start again"
-    check_tables(store, promise)
-    return found
+        if queue.topic == topic and cut == 0:
+            high = found[queue][1] if queue in found else 0
+            assert high >= floor, f"{queue}: offsets start again"
 
 
 def check_tables(store: Store, promise: Promise) -> None:
@@ -220,30 +290,48 @@ def check_tables(store: Store, promise: Promise) -> None:
         value = store.table(table).get(key)
         assert [value] in values, f"{table}/{key} is {value!r}, expected one of {values!r}"
     table_now = store.table(OFFSET_TABLE)
-    for key, by_queue in promise.positions.items():
-        for queue_id, offset in by_queue.items():
-            allowed = {offset} | promise.later_positions.get(key, {}).get(queue_id, set())
-            seen_offset = table_now.get(key, {}).get(queue_id)
-            assert seen_offset in allowed, f"{key}/{queue_id}: {seen_offset} of {allowed}"
+    for key in promise.positions.keys() | table_now.keys():
+        known, seen = promise.positions.get(key, {}), table_now.get(key, {})
+        open_deletions = [d for d in promise.deletions if key.startswith(f"{d.topic}@")]
+        for queue_id in known.keys() | seen.keys():
+            allowed: set[int | None] = {known.get(queue_id), *later(promise, key, queue_id)}
+            for deletion in open_deletions:
+                allowed |= {None} | deletion.later_positions.get(key, {}).get(queue_id, set())
+            offset = seen.get(queue_id)
+            assert offset in allowed, f"{key}/{queue_id}: {offset} of {allowed}"
 
 
-def check_keys(store: Store, items: Iterator[Item] | list[Item]) -> None:
+def later(promise: Promise, key: str, queue_id: str) -> set[int]:
+    return promise.later_positions.get(key, {}).get(queue_id, set())
+
+
+def check_keys(store: Store, items: Iterable[Item]) -> None:
     """Every visible entry is found by each of its keys. The index must have caught up."""
     for item in items:
         for key in item.keys:
-            found: list[bytes] = []
-
-            def done(
-                entries: list[memoryview] | None,
-                error: BaseException | None,
-                found: list[bytes] = found,
-            ) -> None:
-                assert entries is not None, f"query failed: {error}"
-                found += [bytes(entry) for entry in entries]
-
-            store.query_key(item.queue.topic, key, done, count_max=10_000)
-            yield_to_background(store)
+            found = find(store, item.queue.topic, key)
             assert item.raw in found, f"{item.queue}: key {key} of {item.placed} is not found"
+
+
+def check_no_keys(store: Store, items: Iterable[Item]) -> None:
+    """Nothing is found of topics that were deleted."""
+    for item in items:
+        for key in item.keys:
+            found = find(store, item.queue.topic, key)
+            assert item.raw not in found, f"{item.queue}: {item.placed} was deleted, and is found"
+
+
+def find(store: Store, topic: str, key: str) -> list[bytes]:
+    """Entries with a key."""
+    found: list[bytes] = []
+
+    def done(entries: list[memoryview] | None, error: BaseException | None) -> None:
+        assert entries is not None, f"query failed: {error}"
+        found.extend(bytes(entry) for entry in entries)
+
+    store.query_key(topic, key, done, count_max=10_000)
+    yield_to_background(store)
+    return found
 
 
 def yield_to_background(store: Store) -> None:

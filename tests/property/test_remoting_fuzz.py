@@ -328,7 +328,7 @@ def test_the_short_way_to_read_a_send_reads_what_the_long_one_does(
         ext["g"] = born
     header = encode(RemotingCommand(310, 1, 0, ext, serialization=BINARY))[8:]
     mark = (1 << 24 | len(header)).to_bytes(4, "big")
-    assert decode(mark + header).ext == remoting._walk(header[21:])
+    assert decode(mark + header).ext == remoting.walk_fields(header[21:])
 
 
 QUEUES = st.builds(MessageQueue, TEXT, TEXT, st.integers(-1, 1 << 20))
@@ -359,4 +359,4 @@ def test_strict_json_is_not_changed_by_the_lenient_reader(value: dict[str, Any])
 @EXAMPLES
 def test_batches(messages: list[tuple[int, bytes, bytes]]) -> None:
     split = split_batch(join_batch(messages))
-    assert [(one.flag, bytes(one.body), bytes(one.properties)) for one in split] == messages
+    assert [(flag, bytes(body), properties) for flag, body, properties in split] == messages

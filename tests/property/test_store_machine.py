@@ -91,6 +91,15 @@ class StoreMachine(RuleBasedStateMachine):
         self.driver.commit(group, queue, offset)
         assert self.driver.store.committed_offset(group, *queue) == offset
 
+    @rule(topic=st.sampled_from(sorted({queue.topic for queue in QUEUES})))
+    def delete_topic(self, topic: str) -> None:
+        driver = self.driver
+        if driver.delete_topic(topic):
+            for queue in QUEUES:
+                if queue.topic == topic:
+                    assert driver.store.max_offset(*queue) == 0, "the name is not free"
+        driver.bound_unsynced()
+
     # ------------------------------------------------------------------------------ time and steps
 
     @rule(lane=LANES)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import pytest
 
 from sluice import net
+from sluice.config.listening import TlsMode
 from sluice.errors import ConfigError, ProtocolError
-from sluice.net import Connection, Limits, Listener, TlsMode, connect, server_tls
+from sluice.net import Connection, Limits, Listener, connect
 from sluice.protocol.framing import Frame, frame_of
+from sluice.tls import server_tls
+from tests.certificates import Certificate, self_signed
 from tests.unit.loops import Run, both_loops, run_once, until
 
 HOST = "127.0.0.1"
@@ -188,7 +188,7 @@ def test_connections_over_the_limit_are_closed_at_once_and_a_free_place_is_given
             first, second = await site.client(), await site.client()
             assert [await c.ask(b"here") for c in (first, second)] == [b"here"] * 2
             assert await (await site.client()).is_closed()
-            assert site.listener.refused_count == 1
+            assert site.listener.refused == {"connections_max": 1}
             assert await second.ask(b"here") == b"here"
             await first.close()
             await until(lambda: len(site.handler.open) == 1)
@@ -451,21 +451,8 @@ def test_connecting(run: Run) -> None:
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A certificate that is worth nothing, and its key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is not installed, so there is no certificate to test TLS with")
-    directory: Path = tmp_path_factory.mktemp("tls")
-    files = (str(directory / "certificate.pem"), str(directory / "key.pem"))
-    subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
-    done = subprocess.run(
-        [*command, "-out", files[0], "-keyout", files[1]], capture_output=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.skip(f"openssl makes no certificate: {done.stderr.decode(errors='replace')}")
-    return files
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return self_signed(tmp_path_factory.mktemp("tls"), "server")
 
 
 def trusting(certificate_file: str) -> ssl.SSLContext:
@@ -473,7 +460,7 @@ def trusting(certificate_file: str) -> ssl.SSLContext:
 
 
 @both_loops
-def test_tls_and_plain_text_share_a_port(run: Run, certificate: tuple[str, str]) -> None:
+def test_tls_and_plain_text_share_a_port(run: Run, certificate: Certificate) -> None:
     async def work() -> None:
         context, mode = server_tls("permissive", *certificate)
         assert mode == "permissive"
@@ -496,9 +483,7 @@ def test_tls_and_plain_text_share_a_port(run: Run, certificate: tuple[str, str])
 
 
 @both_loops
-def test_plain_text_is_refused_where_tls_is_required(
-    run: Run, certificate: tuple[str, str]
-) -> None:
+def test_plain_text_is_refused_where_tls_is_required(run: Run, certificate: Certificate) -> None:
     async def work() -> None:
         context, mode = server_tls("enforcing", *certificate)
         async with listening(Limits(connections_max=1), tls=context, tls_mode=mode) as site:
@@ -513,9 +498,7 @@ def test_plain_text_is_refused_where_tls_is_required(
 
 
 @both_loops
-def test_a_handshake_that_never_ends_holds_nothing_up(
-    run: Run, certificate: tuple[str, str]
-) -> None:
+def test_a_handshake_that_never_ends_holds_nothing_up(run: Run, certificate: Certificate) -> None:
     async def work() -> None:
         context, mode = server_tls("permissive", *certificate)
         async with listening(tls=context, tls_mode=mode) as site:
@@ -530,15 +513,3 @@ def test_a_handshake_that_never_ends_holds_nothing_up(
             assert await half.is_closed()
 
     run(work())
-
-
-def test_tls_settings_that_cannot_work(tmp_path: Path, certificate: tuple[str, str]) -> None:
-    assert server_tls("permissive", "", "") == (None, "off")
-    assert server_tls("off", *certificate) == (None, "off")
-    with pytest.raises(ConfigError, match="needs tls_certificate_file"):
-        server_tls("enforcing", "", "")
-    with pytest.raises(ConfigError, match=r"missing\.pem: cannot be used for TLS"):
-        server_tls("permissive", str(tmp_path / "missing.pem"), "")
-    (tmp_path / "junk.pem").write_text("junk", encoding="ascii")
-    with pytest.raises(ConfigError, match=r"junk\.pem: cannot be used for TLS"):
-        server_tls("permissive", str(tmp_path / "junk.pem"), "")

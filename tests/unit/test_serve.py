@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.unprivileged import make_read_only, run_unprivileged
+
 WAIT_SECONDS = 60
 
 
@@ -24,7 +26,9 @@ def free_port() -> int:
         return port
 
 
-def sluice(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+def sluice(
+    *arguments: str, text: str | None = None, variables: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "sluice", *arguments],
         capture_output=True,
@@ -32,6 +36,7 @@ def sluice(*arguments: str, text: str | None = None) -> subprocess.CompletedProc
         timeout=WAIT_SECONDS,
         check=False,
         input=text,
+        env=None if variables is None else {**os.environ, **variables},
     )
 
 
@@ -107,14 +112,27 @@ def test_a_port_in_use_is_one_line_with_the_flag_and_exit_code_2(tmp_path: Path)
             )
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    done = sluice(
-        "serve", "--directory", str(tmp_path / "x"), "--listen-port", "0", "--nameserver-port", "0"
-    )
-    assert done.returncode == 2
-    assert "cannot be written" in done.stderr.splitlines()[-1]
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["serve", "--nameserver-port", "0"], "directory: x/nameserver: Permission denied"),
+        (["broker", "--nameserver-addresses", "127.0.0.1:9"], "x: the directory cannot be written"),
+    ],
+)
+def test_a_directory_that_cannot_be_written_is_one_line(
+    tmp_path: Path, command: list[str], line: str
+) -> None:
+    make_read_only(tmp_path)
+    # Once where it fails for another reason: so everything is imported that is needed to fail.
+    prepare = f"""
+from sluice.cli import main
+command = {command} + ["--listen-port", "0", "--directory"]
+assert main([*command, "/dev/null/x"]) == 2
+"""
+    done = run_unprivileged(prepare, "sys.exit(main([*command, 'x']))", tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"sluice: {line}")
+    assert "Traceback" not in done.stderr
 
 
 def test_a_file_in_the_place_of_the_directory_is_one_line(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from sluice.broker import filters
 from sluice.broker.browsing import ask_each
 from sluice.broker.core import BrokerCore
+from sluice.broker.groups import Client
 from sluice.broker.remoting_api import Handle, RemotingApi
 from sluice.errors import SluiceError
 from sluice.net import Connection
@@ -87,6 +88,12 @@ class AdminPart:
 def as_error(error: BaseException | None) -> SluiceError:
     """Whatever a background job raised, as something that can be answered."""
     return error if isinstance(error, SluiceError) else SluiceError(str(error))
+
+
+def client_channel(client: Client) -> Connection:
+    """The connection that a client speaks over."""
+    assert isinstance(client.channel, Connection), "clients of this door come over connections"
+    return client.channel
 
 
 def version_of(table: dict[str, int]) -> DataVersion:

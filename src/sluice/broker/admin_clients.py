@@ -10,7 +10,13 @@ import re
 from functools import partial
 from typing import Final
 
-from sluice.broker.admin_base import AdminPart, as_error, log_lines, wire_subscription
+from sluice.broker.admin_base import (
+    AdminPart,
+    as_error,
+    client_channel,
+    log_lines,
+    wire_subscription,
+)
 from sluice.broker.groups import Client
 from sluice.broker.remoting_api import Handle
 from sluice.errors import Busy, ConsumerOffline, RequestInvalid, SluiceError
@@ -58,6 +64,7 @@ class AdminClients(AdminPart):
                 members.message_model,
                 members.from_where,
                 {topic: wire_subscription(one) for topic, one in wanted},
+                tuple(self._core.clients.disagreements().get(group, ())),
             )
         )
         self._answer(connection, command, body=body)
@@ -145,7 +152,7 @@ class AdminClients(AdminPart):
         client = None if members is None else members.members.get(client_id)
         if client is None:
             raise SluiceError(f"The Consumer <{group}> <{client_id}> not online")
-        channel = _channel(client)
+        channel = client_channel(client)
 
         def answered(answer: RemotingCommand | None) -> None:
             if answer is not None:
@@ -194,18 +201,13 @@ class AdminClients(AdminPart):
         for client in clients:
             then = partial(answered, client.client_id)
             try:
-                self._api.calls.ask(_channel(client), code, ext, b"", STATUS_SECONDS, then)
+                self._api.calls.ask(client_channel(client), code, ext, b"", STATUS_SECONDS, then)
             except Busy as error:
                 log_lines.warning("client %s is not asked: %s", client.client_id, error)
                 then(None)
 
 
-def _channel(client: Client) -> Connection:
-    assert isinstance(client.channel, Connection), "clients of this door come over connections"
-    return client.channel
-
-
 def _connection_info(client: Client) -> bodies.ConnectionInfo:
     return bodies.ConnectionInfo(
-        client.client_id, str(_channel(client)), client.language, client.version
+        client.client_id, str(client_channel(client)), client.language, client.version
     )

@@ -8,7 +8,14 @@ from typing import Any, Final
 
 import orjson
 
-from sluice.broker.admin_base import AdminPart, as_error, log_lines, page, version_of
+from sluice.broker.admin_base import (
+    AdminPart,
+    as_error,
+    client_channel,
+    log_lines,
+    page,
+    version_of,
+)
 from sluice.broker.browsing import ask_each, message_ms
 from sluice.broker.groups import (
     SYSTEM_GROUPS,
@@ -18,7 +25,14 @@ from sluice.broker.groups import (
 )
 from sluice.broker.remoting_api import Handle
 from sluice.broker.topics import QUEUES_MAX
-from sluice.errors import GroupMissing, MessageIllegal, ParameterInvalid, SluiceError, TopicMissing
+from sluice.errors import (
+    ConsumerOffline,
+    GroupMissing,
+    MessageIllegal,
+    ParameterInvalid,
+    SluiceError,
+    TopicMissing,
+)
 from sluice.net import Connection
 from sluice.protocol import remoting_admin, remoting_bodies
 from sluice.protocol.json_members import MessageQueue
@@ -29,6 +43,7 @@ from sluice.storage.store import DELAY_TABLE
 
 PAGE_MAX: Final = 2000
 _TOPIC_SEPARATOR: Final = ";"
+_CPP: Final = "CPP"
 
 Progress = tuple[MessageQueue, QueueProgress]
 
@@ -43,6 +58,7 @@ class AdminGroups(AdminPart):
             Request.DELETE_SUBSCRIPTIONGROUP: self._delete,
             Request.GET_SUBSCRIPTIONGROUP_CONFIG: self._get,
             Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self._get_all,
+            Request.UPDATE_AND_GET_GROUP_FORBIDDEN: self._forbid,
             Request.GET_CONSUME_STATS: self._progress,
             Request.GET_BROKER_CONSUME_STATS: self._all_progress,
             Request.QUERY_CONSUME_TIME_SPAN: self._time_spans,
@@ -107,12 +123,40 @@ class AdminGroups(AdminPart):
         same = fields["dataVersion"] == remoting_admin.data_version_text(version)
         names = page(sorted(table), fields["groupSeq"], fields["maxGroupNum"], same, PAGE_MAX)
         rows = {name: table[name].to_json() for name in names}
+        forbidden = {name: row for name, row in groups.forbidden().items() if name in rows}
         self._answer(
             connection,
             command,
             ext={"totalGroupNum": str(len(table))},
-            body=remoting_admin.write_group_table(rows, version),
+            body=remoting_admin.write_group_table(rows, forbidden, version),
         )
+
+    def _forbid(self, connection: Connection, command: RemotingCommand) -> None:
+        """Forbid a group to read a topic or allow it, where that is asked; say which it is."""
+        core = self._core
+        fields = self._fields(command)
+        group, topic = fields["group"], fields["topic"]
+
+        def done(error: SluiceError | None) -> None:
+            if error is not None:
+                self._api.refuse(connection, command, error)
+                return
+            readable = core.groups.may_read(group, topic)
+            body = remoting_admin.write_forbidden(group, topic, readable=readable)
+            self._answer(connection, command, remark="", body=body)
+
+        if fields["readable"] is None:
+            done(None)
+            return
+        if core.groups.get(group) is None:
+            raise GroupMissing(f"subscription group [{group}] does not exist, apply first please!")
+        if core.topics.get(topic) is None:
+            raise TopicMissing(f"topic[{topic}] not exist")
+        log_lines.info(
+            "%s lets group %s read topic %s: %s", connection, group, topic, fields["readable"]
+        )
+        core.groups.forbid(group, topic, readable=fields["readable"], done=done)
+        core.ask_turn()
 
     # ------------------------------------------------------------------------------------- progress
 
@@ -242,6 +286,9 @@ class AdminGroups(AdminPart):
         core = self._core
         fields = self._fields(command)
         topic, group, when_ms = fields["topic"], fields["group"], fields["timestamp"]
+        if not core.config.server_side_reset:
+            self._reset_clients(connection, command)
+            return
         settings = core.topics.get(topic)
         if settings is None:
             raise TopicMissing(f"Topic {topic} does not exist")
@@ -264,15 +311,58 @@ class AdminGroups(AdminPart):
             log_lines.info("%s resets group %s on topic %s to %s", connection, group, topic, table)
             for queue_id, offset in table.items():
                 core.offsets.reset(group, topic, queue_id, offset)
-            body = remoting_bodies.write_queue_offsets(
-                {self._queue(topic, queue_id): offset for queue_id, offset in table.items()}
-            )
+            body = _offset_table({self._queue(topic, q): offset for q, offset in table.items()})
             self._answer(connection, command, body=body)
             # Consumers that wait for messages hear of it now, not when their wait is over.
             for queue_id in table:
                 core.polls.wake((topic, queue_id))
 
         ask_each(core, [ask(queue_id) for queue_id in queues], found)
+
+    def _reset_clients(self, connection: Connection, command: RemotingCommand) -> None:
+        """RocketMQ's older way: the connected consumers are told to go on elsewhere."""
+        core = self._core
+        fields = self._fields(command)
+        topic, group, when_ms = fields["topic"], fields["group"], fields["timestamp"]
+        settings = core.topics.get(topic)
+        if settings is None:
+            raise TopicMissing(
+                f"[reset-offset] reset offset failed, no topic in this broker. topic={topic}"
+            )
+
+        def ask(queue_id: int) -> Callable[[], tuple[MessageQueue, int]]:
+            def offset() -> tuple[MessageQueue, int]:
+                committed = core.offsets.committed(group, topic, queue_id)
+                if committed is None:
+                    raise SluiceError(f"THe consumer group <{group}> not exist")
+                wanted = self._reset_offset(topic, queue_id, when_ms, None)
+                if not fields["isForce"]:
+                    wanted = min(wanted, committed)
+                return self._queue(topic, queue_id), wanted
+
+            return offset
+
+        def body(offsets: list[tuple[MessageQueue, int]]) -> bytes:
+            table = dict(offsets)
+            members = core.clients.consumers.get(group)
+            if members is None:
+                raise ConsumerOffline(
+                    f"Consumer not online, so can not reset offset, Group: {group} "
+                    f"Topic: {topic} Timestamp: {when_ms}"
+                )
+            log_lines.info("%s tells group %s to go on at %s", connection, group, offsets)
+            for client in members.members.values():
+                is_cpp = _CPP in (client.language, command.language)
+                self._api.calls.tell(
+                    client_channel(client),
+                    Request.RESET_CONSUMER_CLIENT_OFFSET,
+                    {"topic": topic, "group": group, "timestamp": str(when_ms), "isForce": "false"},
+                    (remoting_admin.write_reset_list if is_cpp else _offset_table)(table),
+                )
+            return _offset_table(table)
+
+        asks = [ask(queue_id) for queue_id in range(settings.write_queues)]
+        self._ask_each(connection, command, asks, body)
 
     def _reset_offset(self, topic: str, queue_id: int, when_ms: int, wanted: int | None) -> int:
         """The offset to go on at: the one named, or that of a time; a negative time is the end."""
@@ -296,6 +386,10 @@ class AdminGroups(AdminPart):
         offsets = {int(level): int(offset) for level, offset in table.items()}
         body = remoting_bodies.write_delay_offsets(offsets, version)
         self._answer(connection, command, body=body)
+
+
+def _offset_table(offsets: dict[MessageQueue, int]) -> bytes:
+    return remoting_bodies.write_queue_offsets(offsets)
 
 
 def _checked(row: dict[str, Any]) -> GroupSettings:

@@ -1,22 +1,22 @@
 """This module translates what administrators ask about the broker itself: settings, rates, state.
 
-Settings can be changed while it runs: those that are marked so, by RocketMQ's names or ours, with
-values that the settings allow. Everything else is refused with the reason. What is changed this way
-lasts until the broker stops.
+Settings can be changed while it runs: those that are declared so, by RocketMQ's names or ours, with
+values that the settings allow. Everything else is refused with the reason.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 from sluice.broker.admin_base import AdminPart, log_lines, version_of
 from sluice.broker.browsing import first_message_ms
 from sluice.broker.remoting_api import Handle
+from sluice.broker.runtime_settings import change
 from sluice.broker.stats import Series, Window
+from sluice.broker.topic_deletion import delete_topic, unused_topics
 from sluice.broker.topics import SCHEDULE_TOPIC
-from sluice.config import settings_of, to_properties, update
-from sluice.errors import ConfigError, NoPermission, SluiceError
+from sluice.config import to_properties
+from sluice.errors import NoPermission, SluiceError
 from sluice.net import Connection
 from sluice.protocol import remoting_admin, remoting_bodies
 from sluice.protocol.remoting import RemotingCommand
@@ -26,13 +26,6 @@ from sluice.storage.store import DELAY_TABLE
 
 VERSION_TEXT: Final = "V5_5_0"  # whose protocol is spoken; tools show it and compare by it
 _BLACK_LIST: Final = ("brokerConfigPath", "rocketmqHome", "configBlackList")
-# The store takes these over when it is opened.
-_STORE_NEEDS_RESTART: Final = frozenset(
-    {
-        *("retention_hours", "retention_at", "disk_clean_ratio", "disk_force_ratio"),
-        *("disk_refuse_ratio", "message_bytes_max", "hot_bytes"),
-    }
-)
 _TEXT_MAX: Final = 4096
 _SECOND_MS: Final = 1000
 _SIZE_UNITS: Final = "KMGTPE"
@@ -54,10 +47,12 @@ class AdminInfo(AdminPart):
             Request.GET_BROKER_RUNTIME_INFO: self._runtime_info,
             Request.VIEW_BROKER_STATS_DATA: self._stats,
             Request.GET_BROKER_HA_STATUS: self._ha_status,
+            Request.EXCHANGE_BROKER_HA_INFO: self._exchange_ha_info,
+            Request.RESET_MASTER_FLUSH_OFFSET: self._reset_master_flush,
             Request.GET_BROKER_EPOCH_CACHE: self._epochs,
-            Request.CLEAN_EXPIRED_CONSUMEQUEUE: self._clean,
-            Request.CLEAN_UNUSED_TOPIC: self._clean,
-            Request.DELETE_EXPIRED_COMMITLOG: self._clean,
+            Request.CLEAN_EXPIRED_CONSUMEQUEUE: self._clean_queues,
+            Request.CLEAN_UNUSED_TOPIC: self._clean_topics,
+            Request.DELETE_EXPIRED_COMMITLOG: self._delete_expired,
         }
 
     # ------------------------------------------------------------------------------------- settings
@@ -67,30 +62,15 @@ class AdminInfo(AdminPart):
         changes = remoting_bodies.read_properties(command.body)
         if any(name in changes for name in _BLACK_LIST):
             raise NoPermission("Can not update config in black list.")
-        loaded = update(core.config, changes, "updateBrokerConfig")
-        if loaded.warnings:
-            raise ConfigError("; ".join(loaded.warnings))
-        before, after = core.config, loaded.config
-        fixed = sorted(
-            name
-            for name in _STORE_NEEDS_RESTART
-            if getattr(before.store, name) != getattr(after.store, name)
-        )
-        if fixed:
-            raise ConfigError(
-                f"{', '.join(fixed)}: cannot be changed while running; restart with the new value"
-            )
-        core.config = after
-        core.store.config = after.store
-        for name in loaded.origins:
-            log_lines.info("%s sets %s to %r", connection, name, _value(after, name))
-        if before.log_level != after.log_level:
-            logging.getLogger("sluice").setLevel(after.log_level.upper())
-        if before.permission != after.permission:
-            core.topics.bump()
-            self._api.when_registered(lambda: self._answer(connection, command))
-        else:
-            self._answer(connection, command)
+        before = core.config.permission
+
+        def done(error: SluiceError | None) -> None:
+            if error is None:
+                log_lines.info("%s changed settings: %s", connection, ", ".join(sorted(changes)))
+            routes = core.config.permission != before
+            self._when_durable(connection, command, routes=routes)(error)
+
+        change(core, changes, "updateBrokerConfig", done)
 
     def _get_config(self, connection: Connection, command: RemotingCommand) -> None:
         version = version_of(self._core.topics.data_version())
@@ -213,17 +193,59 @@ class AdminInfo(AdminPart):
         body = remoting_admin.write_ha_status(self._core.store.log.written)
         self._answer(connection, command, body=body)
 
+    def _exchange_ha_info(self, connection: Connection, command: RemotingCommand) -> None:
+        """A replica asks the master for its addresses, or tells another one's: nobody copies."""
+        core = self._core
+        ext: dict[str, str] = {}
+        if self._fields(command)["masterHaAddress"] is None and core.config.broker_id == 0:
+            ext = {
+                "masterHaAddress": core.address,
+                "masterFlushOffset": str(core.store.recovery.end),
+                "masterAddress": core.address,
+            }
+        self._answer(connection, command, ext=ext)
+
+    def _reset_master_flush(self, connection: Connection, command: RemotingCommand) -> None:
+        """How far a master had flushed matters to its replicas, of which this is none."""
+        self._answer(connection, command)
+
     def _epochs(self, connection: Connection, command: RemotingCommand) -> None:
         raise SluiceError("this request only for controllerMode ")
 
-    def _clean(self, connection: Connection, command: RemotingCommand) -> None:
-        """Retention sees to these by itself, as soon as a file may go: nothing is left to do."""
+    # ------------------------------------------------------------------------------------- cleaning
+
+    def _clean_queues(self, connection: Connection, command: RemotingCommand) -> None:
+        log_lines.info("%s asks for a look at all queue files", connection)
+        self._core.store.housekeeping.sweep_queues()
         self._answer(connection, command)
 
+    def _delete_expired(self, connection: Connection, command: RemotingCommand) -> None:
+        log_lines.info("%s asks to delete what is older than the retention", connection)
+        self._core.store.housekeeping.delete_expired()
+        self._answer(connection, command)
 
-def _value(config: object, name: str) -> object:
-    setting = settings_of(type(config))[name]
-    return getattr(getattr(config, setting.section) if setting.section else config, name)
+    def _clean_topics(self, connection: Connection, command: RemotingCommand) -> None:
+        """Delete the queues of topics that have no settings."""
+        names = unused_topics(self._core)
+        answer = self._when_durable(connection, command)
+        open_count = len(names)
+
+        def deleted(error: SluiceError | None) -> None:
+            nonlocal open_count
+            open_count -= 1
+            failures.extend([error] if error is not None else [])
+            if open_count == 0:
+                answer(failures[0] if failures else None)
+
+        failures: list[SluiceError] = []
+        log_lines.info("%s deletes unused topics: %s", connection, ", ".join(names) or "none")
+        for name in names:
+            try:
+                delete_topic(self._core, name, deleted)
+            except SluiceError as error:
+                deleted(error)
+        if not names:
+            answer(None)
 
 
 def _triple(rates: tuple[float, ...]) -> str:

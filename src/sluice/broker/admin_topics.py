@@ -17,6 +17,7 @@ from sluice.broker.admin_base import (
 )
 from sluice.broker.browsing import Unit, message_ms, queue_units
 from sluice.broker.remoting_api import Handle
+from sluice.broker.topic_deletion import delete_topic
 from sluice.broker.topics import (
     CHECK_MAX_TOPIC,
     CLOSED_TOPICS,
@@ -44,6 +45,7 @@ class AdminTopics(AdminPart):
         return {
             Request.UPDATE_AND_CREATE_TOPIC: self._update,
             Request.UPDATE_AND_CREATE_TOPIC_LIST: self._update_list,
+            Request.UPDATE_AND_CREATE_STATIC_TOPIC: self._update_static,
             Request.DELETE_TOPIC_IN_BROKER: self._delete,
             Request.GET_TOPIC_CONFIG: self._get,
             Request.GET_ALL_TOPIC_CONFIG: self._get_all,
@@ -94,6 +96,13 @@ class AdminTopics(AdminPart):
             )
         self._put(connection, command, topics)
 
+    def _update_static(self, connection: Connection, command: RemotingCommand) -> None:
+        self._check_name(self._fields(command)["topic"])
+        raise SluiceError(
+            "static topics are not in this version: queues have the numbers of their broker; "
+            "make the topic with updateTopic"
+        )
+
     def _check_name(self, name: str) -> None:
         try:
             check_name(name)
@@ -127,21 +136,7 @@ class AdminTopics(AdminPart):
             raise ParameterInvalid("The specified topic is blank.")
         self._refuse_system(name)
         log_lines.info("%s deletes topic %s", connection, name)
-        answer = self._when_durable(connection, command, routes=True)
-
-        def deleted(error: SluiceError | None) -> None:
-            if error is not None:
-                answer(error)
-            else:
-                core.stats.forget_topic(name)
-                core.offsets.forget_topic(name, answer)
-                core.ask_turn()
-
-        if core.topics.get(name) is None:
-            deleted(None)
-        else:
-            core.topics.delete(name, deleted)
-            core.ask_turn()
+        delete_topic(core, name, self._when_durable(connection, command, routes=True))
 
     def _get(self, connection: Connection, command: RemotingCommand) -> None:
         name = self._fields(command)["topic"]

@@ -87,7 +87,10 @@ def message_ms(store: Store, topic: str, queue_id: int, offset: int) -> int:
 
 def first_message_ms(store: Store) -> int:
     """When the oldest entry of the log was stored, -1 where there is none. May raise ColdRead."""
-    entry = store.entry_at(store.log.start)
+    try:
+        entry = store.entry_at(store.log.start)
+    except RecordDamaged:
+        return -1
     return -1 if entry is None else records.store_time_ms(entry, 0)
 
 

@@ -6,8 +6,11 @@ end, and there the store writes once. Everything here belongs to the event loop'
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from time import perf_counter_ns
 
+from sluice.broker.admission import Admission
 from sluice.broker.groups import Clients, Groups
 from sluice.broker.locks import QueueLocks
 from sluice.broker.long_polling import LongPolling
@@ -35,6 +38,9 @@ class BrokerCore:
         self.now_ms = now_ms
         self.call_soon = call_soon
         self._turn_asked = False
+        self._turn_ns = 0
+        self._turn_put = 0
+        self.turns_waiting = 0  # whose messages wait for the disk
         self.topics = Topics(
             store, cluster_name=config.cluster_name, broker_name=config.broker_name
         )
@@ -42,29 +48,73 @@ class BrokerCore:
         self.clients = Clients()
         self.offsets = Offsets(store)
         self.locks = QueueLocks()
-        self.polls = LongPolling()
+        self.polls = LongPolling(config.held_polls_max, config.held_polls_per_connection_max)
+        self.admission = Admission(
+            store, bytes_max=config.inflight_bytes_max, requests_max=config.inflight_requests_max
+        )
         self.stats = BrokerStats(now_ms)
         self.started_ms = now_ms()
         self.address = ""  # host:port that clients are given, once it is known
+        # Asks a nameserver how many queues of a topic each broker lets read; None: it cannot tell.
+        self.ask_route: Callable[[str, Callable[[dict[str, int] | None], None]], None] = (
+            lambda topic, then: then(None)
+        )
         self.end_turn()
 
     def append(
-        self, message: Message, done: Callable[[SluiceError | None], None] | None = None
+        self,
+        message: Message,
+        done: Callable[[SluiceError | None], None] | None = None,
+        keys: tuple[bytes, bytes, bytes] | None = None,
     ) -> Placed:
-        """Append a message with all others of this turn."""
-        placed = self.store.stage(message, done)
-        self.ask_turn()
+        """Append a message with all others of this turn; `keys` where they are known already."""
+        placed = self.store.stage(message, done, keys)
+        if not self._turn_asked:
+            self.ask_turn()
         return placed
 
     def ask_turn(self) -> None:
         """Something is staged: it is written at the end of this turn."""
         if not self._turn_asked:
             self._turn_asked = True
+            self._turn_ns = perf_counter_ns()
+            self._turn_put = self.stats.put
             self.call_soon(self.end_turn)
 
     def end_turn(self) -> None:
         self._turn_asked = False
-        self.store.write_staged()
+        store, stats = self.store, self.stats
+        count = stats.put - self._turn_put
+        self._turn_put = stats.put
+        store.write_staged()
+        self.admission.end_turn()
+        # How long the messages of a turn took is noted once for all of them, when they are safe.
+        if count and store.confirmed >= store.log.written:
+            stats.send_times.add(perf_counter_ns() - self._turn_ns, count)
+        elif count:
+            self._note_later(self._turn_ns, count)
+
+    def _note_later(self, start_ns: int, count: int) -> None:
+        flusher = self.store.flusher
+
+        def confirmed(error: SluiceError | None) -> None:
+            self.turns_waiting -= 1
+            if error is None:
+                self.stats.send_times.add(perf_counter_ns() - start_ns, count)
+
+        if flusher.failure is None:
+            self.turns_waiting += 1
+            flusher.wait(self.store.log.written, confirmed)
+
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """Settings were changed that may change while the broker runs."""
+        before, self.config = self.config, config
+        self.store.reconfigure(config.store)
+        if before.log_level != config.log_level:
+            logging.getLogger("sluice").setLevel(config.log_level.upper())
+        self.topics.set_default_queues(config.default_queue_count)
+        if before.permission != config.permission:
+            self.topics.bump()  # routes depend on it
 
     def tick(self) -> None:
         """Some ten times a second."""

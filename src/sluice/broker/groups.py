@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sluice.broker.filters import Subscription
-from sluice.errors import GroupMissing, MessageIllegal, SluiceError
-from sluice.storage.store import GROUP_TABLE, Store
+from sluice.broker.settings_table import Done, SettingsTable
+from sluice.errors import GroupMissing, MessageIllegal
+from sluice.storage.store import FORBIDDEN_TABLE, GROUP_TABLE, Store
 
 CLIENT_EXPIRED_MS: Final = 120_000
+_READ: Final = 4  # RocketMQ's permission
 GROUP_NAME_BYTES_MAX: Final = 120
 CLIENTS_PER_GROUP_MAX: Final = 10_000
 BROADCASTING: Final = "BROADCASTING"
@@ -276,9 +278,12 @@ class Groups:
     def __init__(self, store: Store, *, auto_create: Callable[[], bool]) -> None:
         self._store = store
         self._auto_create = auto_create
-        self._groups = {
-            name: group_from_json(name, value) for name, value in store.table(GROUP_TABLE).items()
-        }
+        self._table = SettingsTable(store, GROUP_TABLE, group_from_json, GroupSettings.to_json)
+        self._groups = self._table.rows
+        # By group and topic: bits of RocketMQ's permissions that the group does not have there.
+        self._forbidden: SettingsTable[dict[str, int]] = SettingsTable(
+            store, FORBIDDEN_TABLE, lambda name, value: dict(value), lambda value: value
+        )
 
     def get(self, name: str) -> GroupSettings | None:
         """The settings of a group; of RocketMQ's own groups always, others as they were made."""
@@ -307,44 +312,34 @@ class Groups:
         state = self._store.state
         return {"counter": state.version, "stateVersion": 0, "timestamp": state.changed_ms}
 
-    def put(
-        self,
-        groups: list[GroupSettings],
-        done: Callable[[SluiceError | None], None] | None = None,
-    ) -> None:
+    def put(self, groups: list[GroupSettings], done: Done = lambda error: None) -> None:
         """Create groups or change their settings."""
-        before = {settings.name: self._groups.get(settings.name) for settings in groups}
+        self._table.put({settings.name: settings for settings in groups}, done)
 
-        def finished(error: SluiceError | None) -> None:
-            if error is not None:
-                self._take_back(before)
-            if done is not None:
-                done(error)
+    def delete(self, name: str, done: Done = lambda error: None) -> None:
+        if name in self._forbidden.rows:
+            self._forbidden.delete(name, lambda error: None)
+        self._table.delete(name, done)
 
-        self._store.change(
-            [(GROUP_TABLE, settings.name, settings.to_json()) for settings in groups], finished
-        )
-        for settings in groups:
-            self._groups[settings.name] = settings
+    # ------------------------------------------------------------------------------------ forbidden
 
-    def delete(self, name: str, done: Callable[[SluiceError | None], None] | None = None) -> None:
-        before = {name: self._groups.get(name)}
+    def may_read(self, group: str, topic: str) -> bool:
+        """Whether nobody has forbidden the group to read the topic."""
+        rows = self._forbidden.rows
+        return not rows or not rows.get(group, {}).get(topic, 0) & _READ
 
-        def finished(error: SluiceError | None) -> None:
-            if error is not None:
-                self._take_back(before)
-            if done is not None:
-                done(error)
+    def forbid(self, group: str, topic: str, *, readable: bool, done: Done) -> None:
+        """Forbid a group to read a topic, or allow it again."""
+        row = {**self._forbidden.rows.get(group, {})}
+        row[topic] = row.get(topic, 0) & ~_READ if readable else row.get(topic, 0) | _READ
+        row = {name: bits for name, bits in row.items() if bits}
+        if row:
+            self._forbidden.put({group: row}, done)
+        else:
+            self._forbidden.delete(group, done)
 
-        self._store.change([(GROUP_TABLE, name, None)], finished)
-        self._groups.pop(name, None)
-
-    def _take_back(self, before: dict[str, GroupSettings | None]) -> None:
-        for name, settings in before.items():
-            if settings is None:
-                self._groups.pop(name, None)
-            else:
-                self._groups[name] = settings
+    def forbidden(self) -> dict[str, dict[str, int]]:
+        return dict(self._forbidden.rows)
 
 
 def is_system_group(name: str) -> bool:

@@ -2,7 +2,8 @@
 
 A held read is bound to one queue. A message that becomes readable there wakes every read of the
 queue that wants it (its tag matches); reads that are woken ask again and may be held again. The
-number of held reads is bounded: above it a read is answered at once instead.
+number of held reads is bounded, in all and for one owner: above it a read is refused. It must not
+be answered as if there were nothing: a client would ask again at once, and again.
 
 This module does not read and does not answer: it decides who is to be asked again, and when. Time
 is an argument.
@@ -10,16 +11,22 @@ is an argument.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from sluice.errors import Busy
+
 HELD_MAX: Final = 100_000
+HELD_PER_OWNER_MAX: Final = 10_000
+# Consumers of several groups may share a connection; more on one queue than this is no consumer.
+HELD_PER_OWNER_AND_QUEUE_MAX: Final = 64
 
 QueueName = tuple[str, int]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class HeldRead:
     """A read that waits: `resume(timed_out)` asks it again."""
 
@@ -34,70 +41,97 @@ class HeldRead:
 class LongPolling:
     """The held reads of one broker."""
 
-    def __init__(self, held_max: int = HELD_MAX) -> None:
+    def __init__(
+        self, held_max: int = HELD_MAX, held_per_owner_max: int = HELD_PER_OWNER_MAX
+    ) -> None:
         self._held: dict[QueueName, list[HeldRead]] = {}
+        self._by_owner: Counter[object] = Counter()
+        self._is_shut = False
         self.held_count = 0
         self.held_max = held_max
+        self.held_per_owner_max = held_per_owner_max
 
     def hold(self, read: HeldRead) -> bool:
-        """Keep a read; False where there is no room, then it is to be answered now."""
-        if self.held_count >= self.held_max:
+        """Keep a read; False: it is to be answered now. Raises Busy where there is no room."""
+        if self._is_shut:
             return False
+        self._check_room(read)
         self._held.setdefault(read.queue, []).append(read)
+        self._by_owner[read.owner] += 1
         self.held_count += 1
         return True
 
+    def _check_room(self, read: HeldRead) -> None:
+        if self.held_count >= self.held_max:
+            raise Busy(
+                f"system busy: {self.held_count} pulls wait for messages, the limit is "
+                f"{self.held_max} (held_polls_max); try again"
+            )
+        count = self._by_owner[read.owner]
+        if count >= self.held_per_owner_max:
+            raise Busy(
+                f"system busy: {count} pulls of this connection wait for messages, the limit is "
+                f"{self.held_per_owner_max} (held_polls_per_connection_max); try again"
+            )
+        if count >= HELD_PER_OWNER_AND_QUEUE_MAX:
+            count = sum(held.owner is read.owner for held in self._held.get(read.queue, ()))
+            if count >= HELD_PER_OWNER_AND_QUEUE_MAX:
+                raise Busy(
+                    f"system busy: {count} pulls of this connection wait for messages of queue "
+                    f"{read.queue[1]} of {read.queue[0]}, which is the limit; try again"
+                )
+
     def arrived(self, queue: QueueName, tags_code: int) -> None:
         """A message became readable."""
-        reads = self._held.get(queue)
-        if not reads:
-            return
-        woken = [read for read in reads if read.wants is None or read.wants(tags_code)]
-        if not woken:
-            return
-        self._keep(queue, [read for read in reads if read not in woken])
-        for read in woken:
-            self._resume(read, timed_out=False)
+        if queue in self._held:
+            self._wake(
+                queue, lambda read: read.wants is None or read.wants(tags_code), timed_out=False
+            )
 
     def wake(self, queue: QueueName) -> None:
         """Something else changed for this queue (an offset was reset): everybody asks again."""
-        reads = self._held.pop(queue, [])
-        self.held_count -= len(reads)
-        for read in reads:
-            self._resume(read, timed_out=False)
+        self._wake(queue, lambda read: True, timed_out=False)
 
     def tick(self, now_ms: int) -> None:
         """Whose time is over asks one last time."""
-        for queue, reads in list(self._held.items()):
-            over = [read for read in reads if read.until_ms <= now_ms]
-            if over:
-                self._keep(queue, [read for read in reads if read.until_ms > now_ms])
-                for read in over:
-                    self._resume(read, timed_out=True)
+        for queue in list(self._held):
+            self._wake(queue, lambda read: read.until_ms <= now_ms, timed_out=True)
 
     def drop(self, owner: object) -> None:
         """A connection closed: nobody waits for its reads any more."""
-        for queue, reads in list(self._held.items()):
-            if any(read.owner is owner for read in reads):
-                self._keep(queue, [read for read in reads if read.owner is not owner])
+        if owner in self._by_owner:
+            for queue in list(self._held):
+                self._take(queue, lambda read: read.owner is owner)
 
-    def release_all(self) -> None:
-        """The broker stops: everybody gets an answer."""
+    def shut(self) -> None:
+        """The broker stops: everybody gets an answer, and nobody waits any more."""
+        self._is_shut = True
         for queue in list(self._held):
-            reads = self._held.pop(queue)
-            self.held_count -= len(reads)
-            for read in reads:
-                self._resume(read, timed_out=True)
+            self._wake(queue, lambda read: True, timed_out=True)
 
-    def _keep(self, queue: QueueName, reads: list[HeldRead]) -> None:
-        self.held_count += len(reads) - len(self._held.get(queue, ()))
-        if reads:
-            self._held[queue] = reads
+    def _wake(
+        self, queue: QueueName, chosen: Callable[[HeldRead], bool], *, timed_out: bool
+    ) -> None:
+        for read in self._take(queue, chosen):
+            assert not read.done, "a read is held or asked again, never both"
+            read.done = True
+            read.resume(timed_out)
+
+    def _take(self, queue: QueueName, chosen: Callable[[HeldRead], bool]) -> list[HeldRead]:
+        """The reads of a queue that are chosen; they are not held any more."""
+        kept: list[HeldRead] = []
+        taken: list[HeldRead] = []
+        for read in self._held.get(queue, ()):
+            (taken if chosen(read) else kept).append(read)
+        if not taken:
+            return taken
+        if kept:
+            self._held[queue] = kept
         else:
-            self._held.pop(queue, None)
-
-    @staticmethod
-    def _resume(read: HeldRead, *, timed_out: bool) -> None:
-        assert not read.done, "a read is held or asked again, never both"
-        read.done = True
-        read.resume(timed_out)
+            del self._held[queue]
+        self.held_count -= len(taken)
+        for read in taken:
+            self._by_owner[read.owner] -= 1
+            if not self._by_owner[read.owner]:
+                del self._by_owner[read.owner]
+        return taken

@@ -11,6 +11,7 @@ This module knows no wire format. It belongs to the store's owner.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from sluice.errors import SluiceError
@@ -19,6 +20,16 @@ from sluice.storage.store import OFFSET_TABLE, Store
 SEPARATOR: Final = "@"  # neither a topic's nor a group's name has one
 
 Done = Callable[[SluiceError | None], None]
+ByQueue = dict[tuple[str, str, int], int]  # (group, topic, queue) -> offset
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOffsets:
+    """All that was known of one topic."""
+
+    committed: dict[str, dict[int, int]]
+    pulled: ByQueue
+    resets: ByQueue
 
 
 class Offsets:
@@ -30,8 +41,8 @@ class Offsets:
             key: {int(queue): offset for queue, offset in queues.items()}
             for key, queues in store.table(OFFSET_TABLE).items()
         }
-        self._pulled: dict[tuple[str, str, int], int] = {}
-        self._resets: dict[tuple[str, str, int], int] = {}
+        self._pulled: ByQueue = {}
+        self._resets: ByQueue = {}
         # Forgotten here, but the store may still have them; with the queues it had.
         self._forgetting: dict[str, set[int]] = {}
 
@@ -55,6 +66,10 @@ class Offsets:
         """The topics that a group has committed offsets of."""
         return [topic for topic, name in self._pairs() if name == group]
 
+    def topics(self) -> set[str]:
+        """All topics that anybody has committed offsets of."""
+        return {key.partition(SEPARATOR)[0] for key in self._committed}
+
     def groups_of(self, topic: str) -> list[str]:
         """The groups that have committed offsets of a topic."""
         return [group for name, group in self._pairs() if name == topic]
@@ -62,6 +77,16 @@ class Offsets:
     def all(self) -> dict[str, dict[int, int]]:
         """Everything committed, by "topic@group"; also what broadcasting groups left behind."""
         return {key: dict(queues) for key, queues in self._committed.items()}
+
+    def by_pair(self) -> list[tuple[str, str, dict[int, int]]]:
+        """(topic, group, offset by queue) of everything committed but by broadcasting groups.
+
+        The offsets are the table's own: not to be changed.
+        """
+        return [
+            (topic, group, self._committed[f"{topic}{SEPARATOR}{group}"])
+            for topic, group in self._pairs()
+        ]
 
     def _pairs(self) -> list[tuple[str, str]]:
         pairs = []
@@ -119,11 +144,21 @@ class Offsets:
         self._forget_recent(lambda key: key[0] == group)
         self._forget([f"{topic}{SEPARATOR}{group}" for topic in self.topics_of(group)], done)
 
-    def forget_topic(self, topic: str, done: Done) -> None:
-        """A topic was deleted: nobody's offset means anything there."""
-        self._forget_recent(lambda key: key[1] == topic)
+    def take_topic(self, topic: str) -> TopicOffsets:
+        """A topic is being deleted: nobody's offset means anything there. The store knows it."""
         prefix = f"{topic}{SEPARATOR}"
-        self._forget([key for key in self._committed if key.startswith(prefix)], done)
+        keys = [key for key in self._committed if key.startswith(prefix)]
+        return TopicOffsets(
+            {key: self._committed.pop(key) for key in keys},
+            {key: self._pulled.pop(key) for key in list(self._pulled) if key[1] == topic},
+            {key: self._resets.pop(key) for key in list(self._resets) if key[1] == topic},
+        )
+
+    def give_back(self, offsets: TopicOffsets) -> None:
+        """It could not be deleted."""
+        self._committed.update(offsets.committed)
+        self._pulled.update(offsets.pulled)
+        self._resets.update(offsets.resets)
 
     def _forget_recent(self, gone: Callable[[tuple[str, str, int]], bool]) -> None:
         for table in (self._pulled, self._resets):

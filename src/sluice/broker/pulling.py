@@ -14,9 +14,10 @@ from typing import Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.filters import SQL92, Subscription, parse_tags
-from sluice.broker.groups import BROADCASTING
+from sluice.broker.groups import BROADCASTING, GroupSettings
 from sluice.broker.long_polling import HeldRead
 from sluice.errors import (
+    Busy,
     NoPermission,
     ParameterInvalid,
     SluiceError,
@@ -61,6 +62,7 @@ class Pull:
     expression: str | None
     expression_kind: str | None
     subscription_version: int
+    held: bool = False  # whether it waited for messages
 
 
 class Pulling:
@@ -107,14 +109,20 @@ class Pulling:
             if pull.expression_kind == SQL92:
                 raise SubscriptionIllegal("SQL92 filters are not supported by this broker")
             return parse_tags(pull.topic, pull.expression, pull.subscription_version)
-        return self._heard_of(pull)
+        return self._heard_of(pull, group)
 
-    def _heard_of(self, pull: Pull) -> Subscription:
+    def _heard_of(self, pull: Pull, group: GroupSettings) -> Subscription:
         """What the group's heartbeats said of the topic."""
         members = self._core.clients.consumers.get(pull.group)
         if members is None:
             raise SubscriptionMissing(
                 "the consumer's group info not exist: no heartbeat of this group was heard yet"
+            )
+        if members.message_model == BROADCASTING and not group.broadcast_enabled:
+            raise NoPermission(f"the consumer group[{pull.group}] can not consume by broadcast way")
+        if not self._core.groups.may_read(pull.group, pull.topic):
+            raise NoPermission(
+                f"the consumer group[{pull.group}] is forbidden for topic[{pull.topic}]"
             )
         subscription = members.subscriptions.get(pull.topic)
         if subscription is None:
@@ -187,13 +195,25 @@ class Pulling:
     def _hold(
         self, pull: Pull, subscription: Subscription, owner: object, done: Pulled, until_ms: int
     ) -> bool:
-        """Keep the pull until something comes; who is woken for nothing waits no longer for it."""
+        """Keep the pull until something comes; who is woken for nothing waits no longer for it.
+
+        False where it is to be answered as it is.
+        """
 
         def resume(timed_out: bool) -> None:
+            if self._core.topics.get(pull.topic) is None:  # it was deleted meanwhile
+                done(None, TopicMissing(f"topic[{pull.topic}] not exist, apply first please!"))
+                return
+            pull.held = True
             self._read(pull, subscription, owner, done, 0 if timed_out else until_ms)
 
         queue = (pull.topic, pull.queue_id)
-        return self._core.polls.hold(HeldRead(queue, until_ms, subscription.accept, resume, owner))
+        read = HeldRead(queue, until_ms, subscription.accept, resume, owner)
+        try:
+            return self._core.polls.hold(read)
+        except Busy as error:
+            done(None, error)
+            return True
 
 
 def _empty_queue(offset: int) -> ReadResult:

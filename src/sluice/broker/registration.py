@@ -1,9 +1,13 @@
 """This module tells the nameservers what this broker serves: every 30 s, and at once after a
 change.
 
-Brokers register with every nameserver and wait for none: one that is down is tried again at the
-next turn. Routes that are a few seconds old are normal in RocketMQ; a registration carries all
-topics.
+Brokers register with every nameserver and wait for none: each has a task of its own, so one that is
+down or hangs delays nobody else, and is tried again by itself. Routes that are a few seconds old
+are normal in RocketMQ; a registration carries all topics.
+
+A broker that listens everywhere has no address of its own. It registers the one that faces the
+nameserver, and says that it listens everywhere: a Sluice nameserver on the same machine then tells
+every client the address that this client dialled.
 """
 
 from __future__ import annotations
@@ -11,18 +15,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.topics import PERM_READ, PERM_WRITE
+from sluice.config import is_everywhere, is_loopback
 from sluice.errors import SluiceError
-from sluice.link import RemotingLink
+from sluice.link import RemotingLink, join_address, split_address
 from sluice.protocol.remoting_bodies import (
+    EVERYWHERE_FIELD,
     DataVersion,
     Registration,
     TopicConfig,
+    read_route,
     write_registration,
 )
 from sluice.protocol.remoting_codes import RequestCode as Request
@@ -31,31 +39,87 @@ from sluice.protocol.remoting_codes import ResponseCode as Response
 log_lines = logging.getLogger("sluice.broker")
 _RETRY_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 1.0  # so long an answer waits for slow nameservers
+_LEAVE_SECONDS: Final = 1.0
+_ROUTE_SECONDS: Final = 3.0
 # What the broker's own permission leaves of a topic's.
 _ALLOWED: Final = {"rw": ~0, "r": ~PERM_WRITE, "w": ~PERM_READ}
 _MASK_31: Final = 0x7FFFFFFF
 
+Tls = ssl.SSLContext | None
+
+
+class _Nameserver:
+    """One nameserver, and what it knows of this broker."""
+
+    __slots__ = ("address", "changed", "link", "slow", "tls", "told", "trouble")
+
+    def __init__(self, address: str, tls: Tls) -> None:
+        self.address = address
+        self.tls = tls
+        self.link: RemotingLink | None = None
+        self.changed = asyncio.Event()
+        self.told = 0  # the number of the newest change that it was told
+        self.slow = False  # nobody waits for it until it has answered
+        self.trouble = ""  # why it did not take the last registration
+
+    async def drop(self) -> None:
+        link, self.link = self.link, None
+        if link is not None:
+            await link.close()
+
 
 class Registrar:
-    """Registers one broker with its nameservers."""
+    """Registers one broker with its nameservers. `run` does the work until it is cancelled."""
 
-    def __init__(self, core: BrokerCore, address: str) -> None:
+    def __init__(
+        self,
+        core: BrokerCore,
+        address: str,
+        *,
+        tls: Tls = None,
+        tls_by_address: Mapping[str, Tls] | None = None,
+    ) -> None:
         self._core = core
-        self.address = address
-        self._links: dict[str, RemotingLink] = {}
-        self._changed = asyncio.Event()
-        self._complained: set[str] = set()
-        self._waiting: list[Callable[[], None]] = []
+        self.address = address  # where clients find the broker, unless it listens everywhere
+        exceptions = tls_by_address or {}
+        self._nameservers = [
+            _Nameserver(each, exceptions.get(each, tls))
+            for each in dict.fromkeys(core.config.nameserver_addresses)
+        ]
+        self._everywhere = ""
+        if not core.config.advertised_host and is_everywhere(core.config.listen_host):
+            self._everywhere = core.config.listen_host
+        self._change_count = 1  # the first one is that there is a broker
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
+        self._body: tuple[object, bytes] = (None, b"")
+        self._asking: set[asyncio.Task[dict[str, int] | None]] = set()
+
+    @property
+    def failed_count(self) -> int:
+        """How many nameservers did not take the last registration."""
+        return sum(bool(each.trouble) for each in self._nameservers)
+
+    @property
+    def registered_count(self) -> int:
+        """How many nameservers took it."""
+        return sum(each.told > 0 and not each.trouble for each in self._nameservers)
+
+    # ------------------------------------------------------------------------------------- changes
 
     def topics_changed(self, names: list[str]) -> None:
         """Somebody waits for a new topic: do not wait for the next turn."""
-        self._changed.set()
+        self._change_count += 1
+        for each in self._nameservers:
+            each.changed.set()
 
     def when_registered(self, done: Callable[[], None]) -> None:
-        """Register now and call back after it; not much later, though a nameserver is down."""
-        if not self._core.config.nameserver_addresses:
+        """Call back when the nameservers know all changes up to now; a bounded time later, though
+        one of them is down.
+        """
+        if not self._nameservers:
             done()
             return
+        wanted = self._change_count
         is_done = False
 
         def once() -> None:
@@ -65,34 +129,94 @@ class Registrar:
                 timer.cancel()
                 done()
 
-        timer = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, once)
-        self._waiting.append(once)
-        self._changed.set()
+        def out_of_patience() -> None:
+            for each in self._nameservers:
+                each.slow = each.slow or each.told < wanted
+            self._tell_waiting()
+
+        timer = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, out_of_patience)
+        self._waiting.append((wanted, once))
+        self._tell_waiting()
+
+    async def registered(self) -> None:
+        """Return when the nameservers that answer know the broker as it is now."""
+        done = asyncio.Event()
+        self.when_registered(done.set)
+        await done.wait()
+
+    def _tell_waiting(self) -> None:
+        told = min(
+            (each.told for each in self._nameservers if not each.slow), default=self._change_count
+        )
+        ready = [done for wanted, done in self._waiting if wanted <= told]
+        self._waiting = [each for each in self._waiting if each[0] > told]
+        for done in ready:
+            done()
+
+    # -------------------------------------------------------------------------------- registration
 
     async def run(self) -> None:
         """Until cancelled."""
-        interval = self._core.config.register_interval_ms / 1000
+        async with asyncio.TaskGroup() as tasks:
+            for each in self._nameservers:
+                tasks.create_task(self._keep(each))
+
+    async def _keep(self, nameserver: _Nameserver) -> None:
+        """See to it that one nameserver knows this broker."""
         while True:
-            self._changed.clear()
-            waiting, self._waiting = self._waiting, []
-            await self.register()
-            for done in waiting:
-                done()
-            # A nameserver that was not there is tried again soon: clients find nobody meanwhile.
-            wait = min(interval, _RETRY_SECONDS) if self._complained else interval
+            nameserver.changed.clear()
+            change = self._change_count
+            await self._register_with(nameserver)
+            nameserver.told = change
+            nameserver.slow = bool(nameserver.trouble)
+            self._tell_waiting()
+            # One that was not there is tried again soon: clients find nobody meanwhile.
+            wait = self._core.config.register_interval_ms / 1000
+            if nameserver.trouble:
+                wait = min(wait, _RETRY_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
-                    await self._changed.wait()
+                    await nameserver.changed.wait()
 
-    async def register(self) -> None:
-        """Register with all nameservers now."""
-        body = self._body()
-        addresses = self._core.config.nameserver_addresses
-        await asyncio.gather(*(self._register_with(address, body) for address in addresses))
+    async def _register_with(self, nameserver: _Nameserver) -> None:
+        timeout = self._core.config.register_timeout_ms / 1000
+        address = nameserver.address
+        try:
+            link = nameserver.link
+            if link is None or not link.is_open:
+                link = nameserver.link = await RemotingLink.open(
+                    address, tls=nameserver.tls, timeout_seconds=timeout
+                )
+            body = self._registration()
+            ext = {
+                **self._identity(link),
+                "haServerAddr": self._address_for(link),
+                "compressed": "false",
+                "bodyCrc32": str(zlib.crc32(body) & _MASK_31),
+            }
+            if self._everywhere:
+                ext[EVERYWHERE_FIELD] = self._everywhere
+            answer = await link.request(Request.REGISTER_BROKER, ext, body, timeout)
+            if answer.code != Response.SUCCESS:
+                raise SluiceError(f"code {answer.code}: {answer.remark}")
+        except (OSError, TimeoutError, SluiceError) as error:
+            if not nameserver.trouble:
+                log_lines.warning("cannot register with nameserver %s: %s", address, error)
+            nameserver.trouble = str(error) or type(error).__name__
+            await nameserver.drop()
+        else:
+            if nameserver.trouble:
+                log_lines.info("registered with nameserver %s again", address)
+            nameserver.trouble = ""
 
-    def _body(self) -> bytes:
+    def _registration(self) -> bytes:
+        """All topics; made anew only when something of it has changed."""
         version = self._core.topics.data_version()
-        allowed = _ALLOWED[self._core.config.permission]
+        permission = self._core.config.permission
+        key = (tuple(version.values()), permission)
+        if self._body[0] == key:
+            return self._body[1]
+        allowed = _ALLOWED[permission]
         topics = {
             settings.name: TopicConfig(
                 settings.name,
@@ -106,61 +230,71 @@ class Registrar:
             )
             for settings in self._core.topics.all()
         }
-        return write_registration(
-            Registration(
-                topics,
-                DataVersion(version["counter"], version["stateVersion"], version["timestamp"]),
-            )
+        data_version = DataVersion(
+            version["counter"], version["stateVersion"], version["timestamp"]
         )
+        body = write_registration(Registration(topics, data_version))
+        self._body = (key, body)
+        return body
 
-    def _identity(self) -> dict[str, str]:
+    def _identity(self, link: RemotingLink) -> dict[str, str]:
         config = self._core.config
         return {
             "brokerName": config.broker_name,
-            "brokerAddr": self.address,
+            "brokerAddr": self._address_for(link),
             "clusterName": config.cluster_name,
             "brokerId": str(config.broker_id),
         }
 
-    async def _register_with(self, address: str, body: bytes) -> None:
-        ext = {
-            **self._identity(),
-            "haServerAddr": self.address,
-            "compressed": "false",
-            "bodyCrc32": str(zlib.crc32(body) & _MASK_31),
-        }
-        timeout = self._core.config.register_timeout_ms / 1000
-        try:
-            link = await self._link(address, timeout)
-            answer = await link.request(Request.REGISTER_BROKER, ext, body, timeout)
-            if answer.code != Response.SUCCESS:
-                raise SluiceError(f"code {answer.code}: {answer.remark}")
-        except (OSError, TimeoutError, SluiceError) as error:
-            await self._drop(address)
-            if address not in self._complained:
-                self._complained.add(address)
-                log_lines.warning("cannot register with nameserver %s: %s", address, error)
-        else:
-            if address in self._complained:
-                self._complained.discard(address)
-                log_lines.info("registered with nameserver %s again", address)
+    def _address_for(self, link: RemotingLink) -> str:
+        """Where the clients of that nameserver find this broker, as far as it can be known."""
+        host = link.local_host
+        if not self._everywhere or not host or is_loopback(host):
+            return self.address
+        return join_address(host, split_address(self.address)[1])
 
-    async def _link(self, address: str, timeout_seconds: float) -> RemotingLink:
-        link = self._links.get(address)
-        if link is None or not link.is_open:
-            link = await RemotingLink.open(address, timeout_seconds=timeout_seconds)
-            self._links[address] = link
-        return link
+    # -------------------------------------------------------------------------------------- routes
 
-    async def _drop(self, address: str) -> None:
-        link = self._links.pop(address, None)
-        if link is not None:
-            await link.close()
+    def ask_route(self, topic: str, then: Callable[[dict[str, int] | None], None]) -> None:
+        """Ask the first nameserver that answers which brokers let a topic be read, and how many
+        queues each; None where none knows.
+        """
+        task = asyncio.get_running_loop().create_task(self._route(topic))
+        self._asking.add(task)
+
+        def done(task: asyncio.Task[dict[str, int] | None]) -> None:
+            self._asking.discard(task)
+            then(None if task.cancelled() else task.result())
+
+        task.add_done_callback(done)
+
+    async def _route(self, topic: str) -> dict[str, int] | None:
+        ext = {"topic": topic, "acceptStandardJsonOnly": "true"}
+        for each in self._nameservers:
+            link = each.link
+            if link is None or not link.is_open:
+                continue
+            try:
+                code = Request.GET_ROUTEINFO_BY_TOPIC
+                answer = await link.request(code, ext, b"", _ROUTE_SECONDS)
+                if answer.code == Response.SUCCESS:
+                    queues = read_route(answer.body).queues
+                    return {q.broker_name: q.read_queue_count for q in queues if q.perm & PERM_READ}
+            except (OSError, TimeoutError, SluiceError) as error:
+                log_lines.warning("nameserver %s gives no route: %s", each.address, error)
+        return None
+
+    # ------------------------------------------------------------------------------------- leaving
 
     async def leave(self) -> None:
-        """Tell the nameservers that this broker goes."""
-        for address, link in list(self._links.items()):
-            if link.is_open:
-                with contextlib.suppress(OSError, TimeoutError, SluiceError):
-                    await link.request(Request.UNREGISTER_BROKER, self._identity(), b"", 1.0)
-            await self._drop(address)
+        """Tell the nameservers that this broker goes; `run` has ended. One that hangs is left."""
+        await asyncio.gather(*(self._leave(each) for each in self._nameservers))
+
+    async def _leave(self, nameserver: _Nameserver) -> None:
+        link = nameserver.link
+        if link is not None and link.is_open:
+            with contextlib.suppress(OSError, TimeoutError, SluiceError):
+                await link.request(
+                    Request.UNREGISTER_BROKER, self._identity(link), b"", _LEAVE_SECONDS
+                )
+        await nameserver.drop()

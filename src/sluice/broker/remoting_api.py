@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
+from time import perf_counter_ns
 from typing import Any
 
 from sluice.broker import filters
@@ -17,7 +17,7 @@ from sluice.broker.client_calls import ClientCalls
 from sluice.broker.core import BrokerCore
 from sluice.broker.groups import Client
 from sluice.broker.pulling import OffsetReset, Pull, Pulling, ReadResult, ReadStatus
-from sluice.broker.sending import Sending
+from sluice.broker.send_api import SendApi
 from sluice.broker.topics import RETRY_PREFIX
 from sluice.errors import (
     GroupMissing,
@@ -27,16 +27,14 @@ from sluice.errors import (
     SubscriptionIllegal,
     TopicMissing,
 )
-from sluice.model import Message, Placed, message_id
 from sluice.net import Connection
-from sluice.protocol import records, remoting
+from sluice.protocol import remoting
 from sluice.protocol import remoting_clients as bodies
 from sluice.protocol.framing import Frame
-from sluice.protocol.message_batches import split_batch
 from sluice.protocol.remoting import RemotingCommand
 from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.protocol.remoting_codes import ResponseCode as Response
-from sluice.protocol.remoting_fast import pull_answer_head, read_pull, read_send, send_answer
+from sluice.protocol.remoting_fast import pull_answer_head, read_pull
 from sluice.protocol.remoting_schemas import REQUESTS, ext_of, parse_fields
 
 Handle = Callable[[Connection, RemotingCommand], None]
@@ -59,17 +57,16 @@ class RemotingApi:
 
     def __init__(self, core: BrokerCore) -> None:
         self._core = core
-        self._sending = Sending(core)
+        self._sends = SendApi(core, self)
         self._pulling = Pulling(core)
-        self._store_host = core.store.encoder.store_host
         self.connections: set[Connection] = set()
         self.calls = ClientCalls()
         # Calls back when the nameservers know the topics as they are now.
         self.when_registered: Callable[[Callable[[], None]], None] = lambda done: done()
         self.handlers: dict[int, Handle] = {
-            Request.SEND_MESSAGE: self._send,
-            Request.SEND_MESSAGE_V2: self._send,
-            Request.SEND_BATCH_MESSAGE: self._send_batch,
+            Request.SEND_MESSAGE: self._sends.send,
+            Request.SEND_MESSAGE_V2: self._sends.send,
+            Request.SEND_BATCH_MESSAGE: self._sends.send_batch,
             Request.PULL_MESSAGE: self._pull,
             Request.LITE_PULL_MESSAGE: self._pull,
             Request.QUERY_CONSUMER_OFFSET: self._query_offset,
@@ -101,21 +98,30 @@ class RemotingApi:
             self.tell_members(group)
 
     def received(self, connection: Connection, frames: list[Frame]) -> None:
+        quick = self._sends.quick
         for frame in frames:
+            if quick(connection, frame):
+                continue
             command = remoting.decode(frame)
             if command.is_answer:
                 self.calls.answered(connection, command)
                 continue
             handle = self.handlers.get(command.code)
             if handle is None:
-                self.answer(
-                    connection,
-                    command,
-                    Response.REQUEST_CODE_NOT_SUPPORTED,
-                    remark=f" request type {command.code} not supported",
-                )
+                self._not_served(connection, command)
                 continue
-            self.guard(connection, command, partial(handle, connection, command))
+            try:
+                handle(connection, command)
+            except Exception as error:
+                self.failed(connection, command, error)
+
+    def _not_served(self, connection: Connection, command: RemotingCommand) -> None:
+        code = command.code
+        connection.log_share.line(
+            log_lines, logging.INFO, "%s: request code %d is not served", connection, code
+        )
+        remark = f" request type {code} not supported"
+        self.answer(connection, command, Response.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
 
     def guard(
         self, connection: Connection, command: RemotingCommand, work: Callable[[], None]
@@ -123,16 +129,8 @@ class RemotingApi:
         """Do a part of a request; what goes wrong becomes its answer."""
         try:
             work()
-        except SluiceError as error:
-            self.refuse(connection, command, error)
         except Exception as error:
-            log_lines.exception("%s: request %d failed", connection, command.code)
-            self.answer(
-                connection,
-                command,
-                Response.SYSTEM_ERROR,
-                remark=f"{type(error).__name__}: the request failed inside the broker",
-            )
+            self.failed(connection, command, error)
 
     # -------------------------------------------------------------------------------------- answers
 
@@ -150,8 +148,27 @@ class RemotingApi:
 
     def refuse(self, connection: Connection, request: RemotingCommand, error: SluiceError) -> None:
         """Say what went wrong, in the words that clients know; once in the log, with the peer."""
-        log_lines.info("%s: request %d refused: %s", connection, request.code, error)
+        self._core.stats.refused[error.rocketmq_code] += 1
+        connection.log_share.line(
+            log_lines,
+            logging.INFO,
+            "%s: request %d refused: %s",
+            *(connection, request.code, error),
+        )
         self.answer(connection, request, error.rocketmq_code, {}, str(error))
+
+    def failed(self, connection: Connection, request: RemotingCommand, error: Exception) -> None:
+        """What a handler raised becomes the answer."""
+        if isinstance(error, SluiceError):
+            self.refuse(connection, request, error)
+            return
+        log_lines.error("%s: request %d failed", connection, request.code, exc_info=error)
+        self.answer(
+            connection,
+            request,
+            Response.SYSTEM_ERROR,
+            remark=f"{type(error).__name__}: the request failed inside the broker",
+        )
 
     def tell_members(self, group: str) -> None:
         """The members of a group are to divide its queues anew."""
@@ -167,121 +184,10 @@ class RemotingApi:
                 client.channel, Request.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group}
             )
 
-    # -------------------------------------------------------------------------------------- sending
-
-    def _send(self, connection: Connection, command: RemotingCommand) -> None:
-        request = read_send(command)
-        sending = self._sending
-        settings = sending.topic_for(
-            request.topic, request.default_topic, request.default_queue_count
-        )
-        queue_id = sending.queue_for(settings, request.queue_id)
-        properties = request.properties.encode()
-        unique = records.property_value(properties, b"UNIQ_KEY")
-        if unique is None:
-            unique = self._new_unique_key()
-            separator = b"" if not properties or properties[-1] == 2 else b"\x02"
-            properties += separator + b"UNIQ_KEY\x01" + unique + b"\x02"
-        message = Message(
-            request.topic,
-            queue_id,
-            command.body,
-            properties,
-            request.flag,
-            request.sys_flag,
-            request.born_ms,
-            self._host_of(connection),
-            request.reconsume_times,
-        )
-
-        def sent(error: SluiceError | None) -> None:
-            if error is not None:
-                self.refuse(connection, command, error)
-                return
-            if command.flag == 0:
-                connection.send(
-                    send_answer(
-                        command.serialization,
-                        command.opaque,
-                        message_id(self._store_host, placed.position),
-                        queue_id,
-                        placed.queue_offset,
-                        unique.decode("utf-8", "replace"),
-                    )
-                )
-            self._arrived(message)
-
-        placed = sending.send(message, sent)
-
-    def _arrived(self, message: Message) -> None:
-        """A message can be read now: whoever waits for it is asked again."""
-        polls = self._core.polls
-        if polls.held_count:
-            tag = records.property_value(message.properties, b"TAGS")
-            code = records.java_hash(tag) if tag else 0
-            polls.arrived((message.topic, message.queue_id), code)
-
-    def _host_of(self, connection: Connection) -> bytes:
-        host = connection.attributes.get("host")
-        if not isinstance(host, bytes):
-            host = connection.attributes["host"] = connection.packed_peer()
-        return host
-
-    def _new_unique_key(self) -> bytes:
-        """For messages of producers that give none: this store's address, time and a counter."""
-        stamp = self._core.now_ms().to_bytes(8, "big") + self.calls.next_opaque().to_bytes(4, "big")
-        return (self._store_host[:4] + stamp).hex().upper().encode()
-
-    def _send_batch(self, connection: Connection, command: RemotingCommand) -> None:
-        request = read_send(command)
-        sending = self._sending
-        if request.topic.startswith(RETRY_PREFIX):
-            raise ParameterInvalid(f"batch request does not support retry topic {request.topic}")
-        settings = sending.topic_for(
-            request.topic, request.default_topic, request.default_queue_count
-        )
-        queue_id = sending.queue_for(settings, request.queue_id)
-        host = self._host_of(connection)
-        messages = [
-            Message(
-                request.topic,
-                queue_id,
-                inner.body,
-                bytes(inner.properties),
-                inner.flag,
-                request.sys_flag,
-                request.born_ms,
-                host,
-                request.reconsume_times,
-            )
-            for inner in split_batch(command.body)
-        ]
-
-        def sent(error: SluiceError | None) -> None:
-            if error is not None:
-                self.refuse(connection, command, error)
-                return
-            if command.flag == 0:
-                ids = ",".join(message_id(self._store_host, p.position) for p in placed)
-                connection.send(
-                    send_answer(
-                        command.serialization,
-                        command.opaque,
-                        ids,
-                        queue_id,
-                        placed[0].queue_offset,
-                        _first_unique_key(messages),
-                    )
-                )
-            if self._core.polls.held_count:
-                for message in messages:
-                    self._arrived(message)
-
-        placed: list[Placed] = sending.send_batch(messages, sent)
-
     # -------------------------------------------------------------------------------------- pulling
 
     def _pull(self, connection: Connection, command: RemotingCommand) -> None:
+        start_ns, stats = perf_counter_ns(), self._core.stats
         request = read_pull(command)
         pull = Pull(
             request.consumer_group,
@@ -298,6 +204,7 @@ class RemotingApi:
         )
 
         def pulled(result: ReadResult | OffsetReset | None, error: SluiceError | None) -> None:
+            (stats.held_times if pull.held else stats.pull_times).since(start_ns)
             if result is None:
                 assert error is not None
                 self.refuse(connection, command, error)
@@ -560,8 +467,3 @@ def _subscription(said: bodies.Subscription) -> filters.Subscription:
     if said.expression_type == filters.SQL92:
         raise SubscriptionIllegal("SQL92 filters are not supported by this broker")
     return filters.parse_tags(said.topic, said.expression, said.version)
-
-
-def _first_unique_key(messages: list[Message]) -> str:
-    unique = records.property_value(messages[0].properties, b"UNIQ_KEY") or b""
-    return unique.decode("utf-8", "replace")

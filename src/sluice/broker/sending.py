@@ -26,8 +26,11 @@ from sluice.errors import (
 )
 from sluice.model import Message, Placed
 from sluice.protocol import records
+from sluice.protocol.record_runs import Run
+from sluice.storage.runs import PlacedRun, stage_run
 
 Sent = Callable[[SluiceError | None], None]
+Keys = tuple[bytes, bytes, bytes]  # what `records.message_keys` finds
 
 REGION: Final = "DefaultRegion"
 _TIMER_NAMES: Final = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_MS", b"TIMER_DELAY_SEC")
@@ -64,7 +67,7 @@ class Sending:
             group = core.groups.require(name.removeprefix(prefix))
             return core.topics.create_inner(name, group.retry_queues)
         settings = core.topics.create_by_send(
-            name, default_topic, default_queues, allowed=core.config.auto_create_topics
+            name, default_topic, default_queues, allowed=core.config.creates_topics
         )
         core.ask_turn()
         return settings
@@ -80,27 +83,33 @@ class Sending:
             )
         return queue_id
 
-    def send(self, message: Message, sent: Sent) -> Placed:
+    def completed(self, sys_flag: int, properties: bytes) -> bytes:
+        """A message's properties as they are stored; raises what cannot be delivered rightly."""
+        self._refuse_unsupported(sys_flag, properties)
+        if properties and properties[-1] != 2:
+            properties += b"\x02"
+        return properties + self._added
+
+    def send(self, message: Message, keys: Keys, sent: Sent) -> Placed:
         """Append one message that was checked against its topic."""
         core = self._core
-        properties = message.properties
-        if properties:
-            self._refuse_unsupported(message.sys_flag, properties)
-            if properties[-1] != 2:
-                properties += b"\x02"
-        message.properties = properties + self._added
-        placed = core.append(message, sent)
-        core.stats.stored(message.topic, 1, placed.size)
+        if core.store.log.end > core.admission.free_end:
+            core.admission.admit(message.born_host, len(message.body))
+        placed = core.append(message, sent, keys)
+        core.stats.stored(message.topic, 1, placed[1])
         return placed
 
-    def send_batch(self, messages: list[Message], sent: Sent) -> list[Placed]:
+    def send_run(self, run: Run, keys: list[Keys], sent: Sent) -> PlacedRun:
         """Append messages together, into one queue, with consecutive offsets."""
         core = self._core
-        for message in messages:
-            self._refuse_unsupported(message.sys_flag, message.properties)
-        placed = core.store.stage_batch(messages, sent)
+        if core.store.log.end > core.admission.free_end:
+            core.admission.admit(run.born_host, sum(len(body) for _, body, _ in run.parts))
+        self._refuse_unsupported(
+            run.sys_flag, b"\x02".join([properties for _, _, properties in run.parts])
+        )
+        placed = stage_run(core.store, run, keys, sent)
         core.ask_turn()
-        core.stats.stored(messages[0].topic, len(messages), placed[-1].end - placed[0].position)
+        core.stats.stored(run.topic, len(run.parts), placed.byte_count)
         return placed
 
     @staticmethod

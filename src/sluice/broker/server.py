@@ -4,32 +4,47 @@ stop.
 `Broker(config)` with `start` and `stop` is all a test needs; `sluice broker` and `sluice serve` add
 signals and words for people. Stopping drains: no new requests, what was appended is confirmed and
 answered, held pulls get their answer, the store closes in order.
+
+An address that clients are given is one that they can connect to. A broker that listens everywhere
+has as many as its machine; which one a client gets is decided where it asks for routes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
-from collections.abc import Callable
+import socket
+import ssl
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Final
 
 from sluice.broker.admin_api import install
 from sluice.broker.core import BrokerCore
+from sluice.broker.metrics import BrokerMetrics
 from sluice.broker.registration import Registrar
 from sluice.broker.remoting_api import RemotingApi
-from sluice.config import BrokerConfig
-from sluice.errors import SluiceError
-from sluice.net import Connection, Limits, Listener
+from sluice.broker.runtime_settings import restored
+from sluice.clock import wall_ms
+from sluice.config import BrokerConfig, is_everywhere
+from sluice.config.processes import Switch
+from sluice.errors import ConfigError, SluiceError, Stopping
+from sluice.link import join_address
+from sluice.net import Connection, Listener, limits_of, own_address
+from sluice.protocol import remoting
 from sluice.protocol.framing import Frame
 from sluice.storage.background import Threads
 from sluice.storage.blocking import pack_host
 from sluice.storage.files import Files, RealFiles
 from sluice.storage.opening import open_store
-from sluice.storage.store import Store, wall_clock_ms
+from sluice.storage.store import Store
+from sluice.tls import listener_tls, outgoing_tls
 
 _TICK_SECONDS: Final = 0.05
 _EXPIRE_SECONDS: Final = 10.0
+_READ_OUT_SECONDS: Final = 2.0
 log_lines = logging.getLogger("sluice.broker")
 
 
@@ -41,67 +56,84 @@ class Broker:
         config: BrokerConfig,
         *,
         files: Files | None = None,
-        now_ms: Callable[[], int] = wall_clock_ms,
+        now_ms: Callable[[], int] = wall_ms,
+        tls_by_address: Mapping[str, ssl.SSLContext | None] | None = None,
+        pinned: Collection[str] = (),
     ) -> None:
-        self.config = config
+        """`tls_by_address`: nameservers that are spoken to otherwise than the settings say;
+        `pinned`: settings that hold whatever was changed while the broker ran before.
+        """
+        # What depends on circumstances is settled here: whoever asks for it sees what holds.
+        creates_topics: Switch = "on" if config.creates_topics else "off"
+        self.config = replace(config, auto_create_topics=creates_topics)
+        self._tls_by_address = tls_by_address
+        self._pinned = pinned
         self._files = files if files is not None else RealFiles()
         self._now_ms = now_ms
         self._background: Threads | None = None
         self._listener: Listener | None = None
+        self._door = _Door()
+        self._is_stopped = False
+        self._registering: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.store: Store
         self.core: BrokerCore
         self.api: RemotingApi
         self.registrar: Registrar
+        self.metrics: BrokerMetrics
 
     async def start(self) -> None:
         """Listen first, so that a taken port harms no store; then open the store and serve."""
         loop = asyncio.get_running_loop()
         config = self.config
+        context, mode = listener_tls(config)
+        outgoing = outgoing_tls(config)
+        host, numeric_host = await _client_host(config)
         self._background = Threads(lambda callback: _post(loop, callback))
-        door = _Door()
-        limits = Limits(
-            connections_max=config.connections_max,
-            frame_bytes_max=config.frame_bytes_max,
-            idle_ms=config.connection_idle_ms_max,
+        self._listener = Listener(self._door, limits_of(config), tls=context, tls_mode=mode)
+        await self._listener.start(
+            config.listen_host, config.listen_port, config.connection_backlog
         )
-        self._listener = Listener(door, limits)
-        await self._listener.start(config.listen_host, config.listen_port)
         try:
-            host = _dialable(config.advertised_host or config.listen_host)
             self.store = open_store(
                 config.store,
                 self._files,
                 self._background,
                 self._now_ms,
-                pack_host(host, self.port),
+                pack_host(numeric_host, self.port),
             )
         except BaseException:
             await self._listener.stop(0)
             self._background.close()
             raise
         self.core = BrokerCore(config, self.store, self._now_ms, loop.call_soon)
+        self.core.reconfigure(restored(config, self.store, self._pinned))
         self.api = RemotingApi(self.core)
-        self.core.address = f"{host}:{self.port}"
-        self.registrar = Registrar(self.core, self.core.address)
+        self.core.address = join_address(host, self.port)
+        self.registrar = Registrar(
+            self.core, self.core.address, tls=outgoing, tls_by_address=self._tls_by_address
+        )
         self.core.topics.on_change = self.registrar.topics_changed
         self.api.when_registered = self.registrar.when_registered
+        self.core.ask_route = self.registrar.ask_route
         install(self.api, self.core)
-        door.open(self.api)
-        self._tasks = [
-            loop.create_task(self._tick()),
-            loop.create_task(self._expire()),
-            loop.create_task(self.registrar.run()),
-        ]
+        self.metrics = BrokerMetrics(self)
+        self._door.open(self.api)
+        self._registering = loop.create_task(self.registrar.run())
+        self._tasks = [loop.create_task(self._tick()), loop.create_task(self._expire())]
+
+    @property
+    def listener(self) -> Listener:
+        assert self._listener is not None, "started before it is asked"
+        return self._listener
 
     @property
     def port(self) -> int:
-        assert self._listener is not None, "started before it is asked"
-        return self._listener.address[1]
+        return self.listener.address[1]
 
     @property
     def address(self) -> str:
-        return f"{self.config.listen_host}:{self.port}"
+        return join_address(self.config.listen_host, self.port)
 
     async def _tick(self) -> None:
         while True:
@@ -118,15 +150,21 @@ class Broker:
 
     async def stop(self) -> None:
         """Drain and close; raises what kept the store from closing in order."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
         assert self._listener is not None, "started before it is stopped"
         assert self._background is not None
+        assert self._registering is not None
         self._listener.stop_accepting()
+        # First the clients hear that it goes; those that ask meanwhile are served as ever.
+        await _cancel(self._registering)
         with contextlib.suppress(Exception):
             await self.registrar.leave()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.core.polls.release_all()
+        self._door.shut()
+        await _cancel(*self._tasks)
+        self.core.polls.shut()
+        await self._read_out()
         loop = asyncio.get_running_loop()
         closed: asyncio.Future[SluiceError | None] = loop.create_future()
         self.core.end_turn()
@@ -138,15 +176,27 @@ class Broker:
         if error is not None:
             raise error
 
+    async def _read_out(self) -> None:
+        """Let reads that wait for the disk end, for a bounded time; then they are refused."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_READ_OUT_SECONDS):
+                while self.store.cold_reads.count:  # noqa: ASYNC110  # nothing tells of it
+                    await asyncio.sleep(_TICK_SECONDS)
+
 
 class _Door:
-    """Stands in the listener until the services are there: nobody is served before the store is."""
+    """Stands in the listener: nobody is served before the store is open, or when it closes."""
 
     def __init__(self) -> None:
         self._api: RemotingApi | None = None
+        self._is_shut = False
 
     def open(self, api: RemotingApi) -> None:
         self._api = api
+
+    def shut(self) -> None:
+        """From now on every request is refused, in words that let a client go elsewhere."""
+        self._is_shut = True
 
     def opened(self, connection: Connection) -> None:
         if self._api is None:
@@ -155,8 +205,14 @@ class _Door:
             self._api.opened(connection)
 
     def received(self, connection: Connection, frames: list[Frame]) -> None:
-        if self._api is not None:
+        if self._api is None:
+            return
+        if not self._is_shut:
             self._api.received(connection, frames)
+            return
+        for command in map(remoting.decode, frames):
+            if not command.is_answer:
+                self._api.refuse(connection, command, Stopping("the broker stops"))
 
     def closed(self, connection: Connection) -> None:
         if self._api is not None:
@@ -168,6 +224,34 @@ def _post(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None
         loop.call_soon_threadsafe(callback)
 
 
-def _dialable(host: str) -> str:
-    """An address that a client can connect to: "everywhere" is none."""
-    return "127.0.0.1" if host in ("0.0.0.0", "::", "", "localhost") else host  # noqa: S104
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _client_host(config: BrokerConfig) -> tuple[str, str]:
+    """The host that clients are given, and its number, which messages carry."""
+    host = config.client_host
+    if is_everywhere(host):
+        host = own_address()
+    elif host == "localhost" and not config.advertised_host:
+        host = "127.0.0.1"
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host, await _number_of(host)
+    return host, host
+
+
+async def _number_of(name: str) -> str:
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(
+            f"the address of {name} is not known ({error.strerror}); "
+            "choose another one for clients (--advertised-host)"
+        ) from error
+    # IPv4 where there is one: older clients read no other in a message.
+    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])

@@ -7,9 +7,11 @@ argument of the clock given; nothing here is a door to the outside.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeVar
+
+from sluice.telemetry import Durations
 
 _SAMPLE_MS: Final = 1_000
 _SAMPLES_MAX: Final = 601
@@ -90,6 +92,11 @@ class BrokerStats:
         self.get_bytes = 0
         self.get_found = 0  # reads that found something
         self.get_miss = 0  # reads that found nothing
+        self.refused: Counter[int] = Counter()  # requests, by the code of the answer
+        # From a frame to its answer: sends, pulls, and pulls that waited for a message.
+        self.send_times = Durations()
+        self.pull_times = Durations()
+        self.held_times = Durations()
         self.mornings = Mornings()
         # Lists, because they are added to with every message: messages, bytes, calls.
         self._puts: dict[str, list[int]] = {}

@@ -1,8 +1,7 @@
 """This module keeps the topics: their settings, their creation, and what names are allowed.
 
 A topic's settings live in the store's state table in RocketMQ's own form, so that its broker and
-ours read the same file. A change is seen here at once and durable together with the first message
-that follows it, because both are entries of one log; if that write fails, the change is taken back.
+ours read the same file. Deleting a topic deletes its queues: one of the same name starts anew.
 
 This module knows no wire format; who wants to hear of changes (routes) gives a callback.
 """
@@ -11,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from sluice.broker.settings_table import SettingsTable
 from sluice.errors import MessageIllegal, SluiceError, TopicMissing
 from sluice.storage.store import STATE_TOPIC, TOPIC_TABLE, Store
 
@@ -112,9 +112,8 @@ class Topics:
 
     def __init__(self, store: Store, *, cluster_name: str, broker_name: str) -> None:
         self._store = store
-        self._topics = {
-            name: from_json(name, value) for name, value in store.table(TOPIC_TABLE).items()
-        }
+        self._table = SettingsTable(store, TOPIC_TABLE, from_json, TopicSettings.to_json)
+        self._topics = self._table.rows
         # Not the store's version: that one changes with every offset that is committed.
         self._change_count = 0
         self._changed_ms = store.now_ms()
@@ -172,43 +171,31 @@ class Topics:
         done: Callable[[SluiceError | None], None] | None = None,
     ) -> None:
         """Create topics or change their settings; raises what makes it impossible at once."""
-        before = {settings.name: self._topics.get(settings.name) for settings in topics}
-
-        def finished(error: SluiceError | None) -> None:
-            if error is not None:
-                self._take_back(before)
-            else:
-                self.bump(list(before))
-            if done is not None:
-                done(error)
-
-        self._store.change(
-            [(TOPIC_TABLE, settings.name, settings.to_json()) for settings in topics], finished
-        )
-        for settings in topics:
-            self._topics[settings.name] = settings
+        by_name = {settings.name: settings for settings in topics}
+        self._table.put(by_name, self._changed(list(by_name), done))
 
     def delete(self, name: str, done: Callable[[SluiceError | None], None] | None = None) -> None:
-        """Forget a topic. Its entries stay in the log until retention takes them."""
-        before = {name: self._topics.get(name)}
+        """Forget a topic and its queues. Its entries stay in the log until retention takes them."""
+        self._table.delete(
+            name, self._changed([name], done), lambda told: self._store.delete_topic(name, told)
+        )
 
-        def finished(error: SluiceError | None) -> None:
-            if error is not None:
-                self._take_back(before)
-            else:
-                self.bump([name])
+    def _changed(
+        self, names: list[str], done: Callable[[SluiceError | None], None] | None
+    ) -> Callable[[SluiceError | None], None]:
+        def told(error: SluiceError | None) -> None:
+            if error is None:
+                self.bump(names)
             if done is not None:
                 done(error)
 
-        self._store.change([(TOPIC_TABLE, name, None)], finished)
-        self._topics.pop(name, None)
+        return told
 
-    def _take_back(self, before: dict[str, TopicSettings | None]) -> None:
-        for name, settings in before.items():
-            if settings is None:
-                self._topics.pop(name, None)
-            else:
-                self._topics[name] = settings
+    def set_default_queues(self, count: int) -> None:
+        """How many queues a topic gets that a message creates, as far as its sender asks for."""
+        default = self._topics[AUTO_CREATE_TOPIC]
+        if (default.read_queues, default.write_queues) != (count, count):
+            self.put([replace(default, read_queues=count, write_queues=count)])
 
     def create_by_send(
         self, name: str, default_topic: str, queue_count: int, *, allowed: bool
@@ -216,7 +203,8 @@ class Topics:
         """A message came for an unknown topic: made after the default topic, if allowed."""
         default = self._topics.get(default_topic)
         if not allowed or default is None or not default.perm & PERM_INHERIT:
-            raise TopicMissing(f"topic[{name}] not exist, apply first please!")
+            why = "" if allowed else " (auto_create_topics is off)"
+            raise TopicMissing(f"topic[{name}] not exist, apply first please!{why}")
         check_name(name)
         queues = max(1, min(queue_count, default.write_queues))
         settings = TopicSettings(

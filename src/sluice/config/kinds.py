@@ -64,6 +64,15 @@ def parse_flag(text: str) -> bool:
     return _WORDS[text.lower()]
 
 
+def parse_switch(text: str) -> str:
+    """`auto`, or what a flag may say, as `on` or `off`."""
+    if text.lower() == "auto":
+        return "auto"
+    if text.lower() not in _WORDS:
+        raise ValueError("is none of auto, on and off")
+    return "on" if _WORDS[text.lower()] else "off"
+
+
 def parse_number(text: str) -> float:
     if not re.fullmatch(r"[0-9]{1,10}(\.[0-9]{1,20})?", text):
         raise ValueError("is not a decimal number")
@@ -141,6 +150,7 @@ def duration(unit: str) -> Kind:
 WHOLE: Final = Kind("whole number", "N", parse_whole, str, (int,))
 NUMBER: Final = Kind("decimal number", "X", parse_number, repr, (int, float))
 FLAG: Final = Kind("flag", "BOOL", parse_flag, _render_flag, (bool,))
+SWITCH: Final = Kind("switch", "auto|on|off", parse_switch, str, (bool,))
 TEXT: Final = Kind("text", "TEXT", parse_text, str, ())
 LIST: Final = Kind("list", "A;B", parse_list, _render_list, (list,))
 SIZE: Final = Kind("size", "SIZE", parse_size, _render_size, (int,))

@@ -25,18 +25,18 @@ One typed object per process holds all of these. Four views of it can be mixed:
 | RocketMQ's file (`*.conf`, `*.properties`) | `fileReservedTime=72` |
 
 A flag overrides the environment, the environment overrides the file, the file overrides the
-default. The nameserver's variables begin with `SLUICE_NAMESERVER_`. An unknown name is an error
-that names the nearest known one.
+default. What was changed while a broker ran (*live*, below) is kept in its store and comes between:
+it overrides the file, and is overridden by flags and variables. The nameserver's variables begin
+with `SLUICE_NAMESERVER_`. An unknown name is an error that names the nearest known one.
 
 * **Sizes**: plain bytes, or `64KiB`, `16MiB`, `1GiB`.
 * **Times**: `500ms`, `10s`, `5m`, `72h`, `3d`, or a plain number in the unit that the name ends in.
 * **Flags**: `--name` and `--no-name`; elsewhere `true` or `false` (also `yes`, `no`, `on`, `off`).
 * **RocketMQ's file** has RocketMQ's units: plain numbers only.
 
-*Live* means that the setting can be changed while the process runs.
-
-This version has a store and no network yet: it reads and checks all of these, and only those of the
-store have an effect.
+*Live* means that the setting can be changed while the process runs, with mqadmin's
+`updateBrokerConfig` or `updateNamesrvConfig`; any other takes effect at the next start only. The
+broker keeps such a change until it is changed again, the nameserver until it stops.
 """
 
 _INERT: Final = """

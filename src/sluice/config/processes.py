@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from sluice.config.kinds import KIB, MIB
+from sluice.config.listening import ListeningConfig, is_loopback
 from sluice.config.settings import (
     INT32_MAX,
     addresses,
@@ -14,18 +15,19 @@ from sluice.config.settings import (
     choice,
     count,
     flag,
-    larger_unit,
     millis,
     size,
+    switch,
     text,
+    unless_empty,
     words,
 )
 from sluice.config.store import StoreConfig
 
 Role = Literal["async-master", "sync-master", "slave"]
 Permission = Literal["rw", "r", "w"]
+Switch = Literal["auto", "on", "off"]
 LogLevel = Literal["info", "debug", "warning", "error"]
-TlsMode = Literal["permissive", "enforcing", "off"]
 
 _HOUR_MS: Final = 3_600_000
 _NAME: Final = re.compile(r"[%|A-Za-z0-9_.-]{1,127}")
@@ -56,7 +58,7 @@ def _address(value: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerConfig:
+class BrokerConfig(ListeningConfig):
     """The settings of one broker process: one replica of one broker group."""
 
     store: StoreConfig = field(default_factory=StoreConfig)
@@ -100,7 +102,8 @@ class BrokerConfig:
     )
     advertised_host: str = text(
         "",
-        "Address that clients are told to connect to; empty: listen_host.",
+        "Address that clients are told to connect to; empty: listen_host, or where that is every "
+        "address of the machine, the one that the client dialled.",
         syntax=_host_or_nothing,
         rocketmq="brokerIP1",
     )
@@ -110,9 +113,8 @@ class BrokerConfig:
         rocketmq=words("brokerPermission", {"6": "rw", "4": "r", "2": "w"}),
         dynamic=True,
     )
-    auto_create_topics: bool = flag(
-        True,
-        "Whether a message to an unknown topic creates it.",
+    auto_create_topics: Switch = switch(
+        "Whether a message to an unknown topic creates it; auto: where only this machine connects.",
         rocketmq="autoCreateTopicEnable",
         dynamic=True,
     )
@@ -134,6 +136,13 @@ class BrokerConfig:
         False,
         "Whether consumers may filter by SQL expressions on properties.",
         rocketmq="enablePropertyFilter",
+        dynamic=True,
+    )
+    server_side_reset: bool = flag(
+        True,
+        "Whether a reset of offsets is told at the next pull, so that it works without consumers "
+        "too; otherwise the connected consumers are told at once, as before RocketMQ 5.",
+        rocketmq="useServerSideResetOffset",
         dynamic=True,
     )
     long_polling: bool = flag(
@@ -247,34 +256,55 @@ class BrokerConfig:
         rocketmq="registerBrokerTimeoutMills",
         dynamic=True,
     )
-    frame_bytes_max: int = size(
-        16 * MIB,
-        "The largest request that is read; a longer one closes the connection.",
-        64 * KIB,
-        1024 * MIB,
-    )
-    connections_max: int = count(
-        10_000, "Connections at one time; further ones are closed at once.", 1, 1_000_000
-    )
-    connection_idle_ms_max: int = millis(
-        120_000,
-        "Silence after which a connection is closed.",
-        1000,
-        24 * _HOUR_MS,
-        rocketmq=larger_unit("serverChannelMaxIdleTimeSeconds", 1000, "seconds"),
-    )
-    connection_backlog: int = count(
-        1024,
-        "Connections that may wait to be accepted.",
-        1,
-        65_535,
-        rocketmq="serverSocketBacklog",
-    )
     inflight_bytes_max: int = size(
         256 * MIB,
-        "Bytes of requests and answers in memory at one time; above it, reading pauses.",
+        "Bytes of messages that wait for the disk at one time; above it, sends are refused.",
         MIB,
         1024 * 1024 * MIB,
+    )
+    inflight_requests_max: int = count(
+        100_000,
+        "Sends that wait for the disk at one time; above it, sends are refused.",
+        100,
+        100_000_000,
+    )
+    held_polls_max: int = count(
+        100_000,
+        "Pulls that wait for a message at one time; further ones are refused.",
+        1,
+        10_000_000,
+    )
+    held_polls_per_connection_max: int = count(
+        10_000,
+        "Those of one connection, so that one client does not take all places.",
+        1,
+        10_000_000,
+    )
+    metrics: bool = flag(
+        True,
+        "Whether /metrics and /healthz are served over HTTP.",
+        rocketmq=words(
+            "metricsExporterType", {"PROM": True, "DISABLE": False, "OTLP_GRPC": None, "LOG": None}
+        ),
+    )
+    metrics_host: str = text(
+        "127.0.0.1",
+        "Address to serve them on; only this machine sees them unless you change it.",
+        syntax=_host,
+        rocketmq=unless_empty("metricsPromExporterHost"),
+    )
+    metrics_port: int = count(
+        5557,
+        "Port to serve them on; 0 takes a free one.",
+        0,
+        65_535,
+        rocketmq="metricsPromExporterPort",
+    )
+    metrics_names_max: int = count(
+        500,
+        "Topics, and pairs of topic and group, with metrics of their own; the rest share one line.",
+        1,
+        100_000,
     )
     log_level: LogLevel = choice(_LOG_LEVELS, "How much is logged.", dynamic=True)
 
@@ -283,12 +313,19 @@ class BrokerConfig:
 
     @property
     def client_host(self) -> str:
-        """The address that clients are given."""
+        """The address that clients are given; where it is every one, that depends on them."""
         return self.advertised_host or self.listen_host
+
+    @property
+    def creates_topics(self) -> bool:
+        """Whether a message may create its topic: by default not where strangers can send."""
+        if self.auto_create_topics == "auto":
+            return is_loopback(self.listen_host)
+        return self.auto_create_topics == "on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NameserverConfig:
+class NameserverConfig(ListeningConfig):
     """The settings of one nameserver process."""
 
     listen_host: str = text(
@@ -353,37 +390,13 @@ class NameserverConfig:
         "Whether a topic that a broker no longer registers leaves the routes at once.",
         rocketmq="deleteTopicWithBrokerRegistration",
     )
-    tls_mode: TlsMode = choice(
-        ("permissive", "enforcing", "off"),
-        "Whether TLS is spoken beside plain text, instead of it, or not; needs a certificate.",
+    metrics: bool = flag(True, "Whether /metrics and /healthz are served over HTTP.")
+    metrics_host: str = text(
+        "127.0.0.1",
+        "Address to serve them on; only this machine sees them unless you change it.",
+        syntax=_host,
     )
-    tls_certificate_file: str = text(
-        "", "Certificate chain to show, as PEM; empty: TLS is not spoken."
-    )
-    tls_key_file: str = text("", "Key of the certificate, as PEM; empty: it is in the same file.")
-    frame_bytes_max: int = size(
-        16 * MIB,
-        "The largest request that is read; a longer one closes the connection.",
-        64 * KIB,
-        1024 * MIB,
-    )
-    connections_max: int = count(
-        10_000, "Connections at one time; further ones are closed at once.", 1, 1_000_000
-    )
-    connection_idle_ms_max: int = millis(
-        120_000,
-        "Silence after which a connection is closed.",
-        1000,
-        24 * _HOUR_MS,
-        rocketmq=larger_unit("serverChannelMaxIdleTimeSeconds", 1000, "seconds"),
-    )
-    connection_backlog: int = count(
-        1024,
-        "Connections that may wait to be accepted.",
-        1,
-        65_535,
-        rocketmq="serverSocketBacklog",
-    )
+    metrics_port: int = count(5556, "Port to serve them on; 0 takes a free one.", 0, 65_535)
     log_level: LogLevel = choice(_LOG_LEVELS, "How much is logged.", dynamic=True)
 
     def __post_init__(self) -> None:

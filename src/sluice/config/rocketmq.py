@@ -27,11 +27,18 @@ class Fixed(NamedTuple):
 _NO_ACCESS = "access control is not in this version: the broker would run unprotected"
 _NO_REPLICAS = "replication is not in this version: one copy is all there is"
 
+_PLAIN_KEY = "a key with a password is not read; decrypt the file, and let nobody else read it"
+
+NAMESERVER_FIXED: Final[dict[str, Fixed]] = {
+    "tls.server.keyPassword": Fixed(("",), _PLAIN_KEY),
+    "tls.client.keyPassword": Fixed(("",), _PLAIN_KEY),
+    "tls.test.mode.enable": Fixed(("false",), "no certificate is made up; name yours"),
+}
 FIXED: Final[dict[str, Fixed]] = {
+    **NAMESERVER_FIXED,
     "aclEnable": Fixed(("false",), _NO_ACCESS),
     "authenticationEnabled": Fixed(("false",), _NO_ACCESS),
     "authorizationEnabled": Fixed(("false",), _NO_ACCESS),
-    "useTLS": Fixed(("false",), "TLS is not in this version"),
     "inSyncReplicas": Fixed(("1",), _NO_REPLICAS),
     "minInSyncReplicas": Fixed(("1",), _NO_REPLICAS),
     "enableDLegerCommitLog": Fixed(("false",), "there is no DLedger here"),
@@ -45,7 +52,13 @@ FIXED: Final[dict[str, Fixed]] = {
 # Only the place that it has anyway may be named: <storePathRootDir>/commitlog.
 COMMIT_LOG_PATH: Final = "storePathCommitLog"
 
-_INERT_BY_REASON: Final = {
+_TLS_INERT: Final = {
+    "a certificate that is shown is always verified, and there is no second file to read": """
+        tls.client.authServer tls.config.file tls.server.authClient
+    """,
+}
+
+_INERT_BY_REASON: Final = _TLS_INERT | {
     "one event loop does this work: there is no thread pool and no queue in front of one": """
         ackMessageThreadPoolNums ackThreadPoolQueueCapacity adminBrokerThreadPoolNums
         adminBrokerThreadPoolQueueCapacity asyncSendEnable
@@ -124,9 +137,9 @@ _INERT_BY_REASON: Final = {
         estimateAccumulation isolateLogEnable maxStatsIdleTimeInMinutes
         metricGrpcExporterIntervalInMills metricGrpcExporterTimeOutInMills
         metricLoggingExporterIntervalInMills metricsExportBatchMaxDataPoints
-        metricsExporterType metricsGrpcExporterHeader metricsGrpcExporterTarget
-        metricsInDelta metricsLabel metricsOtelCardinalityLimit metricsPromExporterHost
-        metricsPromExporterPort printChannelGroups printChannelGroupsMinNum regionId
+        metricsGrpcExporterHeader metricsGrpcExporterTarget
+        metricsInDelta metricsLabel metricsOtelCardinalityLimit
+        printChannelGroups printChannelGroupsMinNum regionId
         subscriptionExpiredTimeout timerEnableCheckMetrics timerMetricSmallThreshold traceOn
         transactionMetricFlushInterval
     """,
@@ -248,11 +261,11 @@ _INERT_BY_REASON: Final = {
         scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
         startAcceptSendRequestTimeStamp storeReplyMessageEnable syncFlushTimeout
         transWriteOriginTransHalfEnable transactionOpBatchInterval transactionOpMsgMaxSize
-        useServerSideResetOffset useStaticSubscription validateSystemTopicWhenUpdateTopic
+        useStaticSubscription validateSystemTopicWhenUpdateTopic
     """,
 }
 
-_NAMESERVER_INERT_BY_REASON: Final = {
+_NAMESERVER_INERT_BY_REASON: Final = _TLS_INERT | {
     "one event loop does this work: there is no thread pool to size": """
         clientRequestThreadPoolNums clientRequestThreadPoolQueueCapacity defaultThreadPoolNums
         defaultThreadPoolQueueCapacity unRegisterBrokerQueueCapacity serverWorkerThreads

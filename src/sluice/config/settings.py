@@ -21,6 +21,7 @@ from sluice.config.kinds import (
     LIST,
     NUMBER,
     SIZE,
+    SWITCH,
     TEXT,
     WHOLE,
     Kind,
@@ -28,6 +29,7 @@ from sluice.config.kinds import (
     duration,
     parse_flag,
     parse_list,
+    parse_switch,
     parse_text,
     parse_whole,
 )
@@ -132,6 +134,12 @@ def larger_unit(name: str, factor: int, note: str) -> Foreign:
     return Foreign(name, lambda text: parse_whole(text) * factor, None, note)
 
 
+def switched(name: str) -> Foreign:
+    """RocketMQ's true and false; where ours decides by itself there is no word of RocketMQ's."""
+    back = {"on": "true", "off": "false"}
+    return Foreign(name, parse_switch, lambda value: back.get(cast(str, value), cast(str, value)))
+
+
 def words(name: str, table: Mapping[str, Value | None]) -> Foreign:
     """RocketMQ has a word for each choice; None leaves the setting as it is."""
     back = {value: word for word, value in table.items() if value is not None}
@@ -143,6 +151,11 @@ def words(name: str, table: Mapping[str, Value | None]) -> Foreign:
 
     complete = None not in table.values()
     return Foreign(name, read, (lambda value: back[value]) if complete else None)
+
+
+def unless_empty(name: str) -> Foreign:
+    """A text of which RocketMQ's empty one asks for nothing."""
+    return Foreign(name, lambda text: parse_text(text) or None, lambda value: cast(str, value))
 
 
 _PLAIN: Final[dict[str, Callable[[str], Value]]] = {
@@ -262,6 +275,12 @@ def choice(
     return _declare(setting, rocketmq)
 
 
+def switch(doc: str, *, rocketmq: str = "", dynamic: bool = False) -> Any:
+    """On, off, or (the default) auto: then it depends on what the sentence says."""
+    setting = Setting(SWITCH, "auto", doc, choices=("auto", "on", "off"), dynamic=dynamic)
+    return _declare(setting, switched(rocketmq) if rocketmq else ())
+
+
 def addresses(
     doc: str, *, syntax: Callable[[str], object] | None = None, rocketmq: Names = ()
 ) -> tuple[str, ...]:
@@ -284,7 +303,8 @@ def settings_of(kind: type[Any]) -> Mapping[str, Setting]:
 
 def _collect(kind: type[Any]) -> dict[str, Setting]:
     found: dict[str, Setting] = {}
-    for declared in dataclasses.fields(kind):
+    own = kind.__annotations__  # what a class adds comes first, what it inherits after it
+    for declared in sorted(dataclasses.fields(kind), key=lambda each: each.name not in own):
         setting = declared.metadata.get("setting")
         if setting is not None:
             found[declared.name] = dataclasses.replace(setting, name=declared.name)

@@ -208,6 +208,13 @@ class StoreConfig:
     cold_read_threads: int = count(
         4, "Threads that read what is not in memory, so that nobody waits for them.", 1, 256
     )
+    cold_reads_max: int = count(
+        10_000,
+        "Reads that may wait for those threads at one time; further ones are refused.",
+        1,
+        10_000_000,
+        dynamic=True,
+    )
     hot_bytes: int = size(
         64 * MIB,
         "The newest part of the log that is taken to be in memory, without asking the system.",

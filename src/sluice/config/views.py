@@ -1,6 +1,6 @@
 """This module reads a configuration from where people write it, and says clearly what is wrong.
 
-    flags  >  environment  >  file  >  default
+    flags  >  environment  >  changed while the process ran  >  file  >  default
 
 A file is TOML (`*.toml`, our names, flat or in tables) or Java properties (`*.conf`,
 `*.properties`, RocketMQ's names). Every mistake is a ConfigError of one line: place, key, what is
@@ -21,13 +21,15 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from sluice.config import properties
-from sluice.config.kinds import FLAG, LIST, Value
+from sluice.config.kinds import FLAG, LIST, SWITCH, Value
 from sluice.config.processes import BrokerConfig, NameserverConfig
 from sluice.config.rocketmq import (
     BROKER_INERT,
     COMMIT_LOG_PATH,
     FIXED,
+    NAMESERVER_FIXED,
     NAMESERVER_INERT,
+    Fixed,
 )
 from sluice.config.settings import Foreign, Setting, build, flatten, settings_of
 from sluice.errors import ConfigError
@@ -35,7 +37,13 @@ from sluice.errors import ConfigError
 FILE_BYTES_MAX: Final = 1 << 20
 
 # Variables of these names belong to the test and benchmark harness, and to the command line.
-_OTHER_VARIABLES: Final = ("SLUICE_CONFIG", "SLUICE_BENCH_", "SLUICE_PEER", "SLUICE_TEST_")
+_OTHER_VARIABLES: Final = (
+    *("SLUICE_CONFIG", "SLUICE_CLIENT_"),
+    *("SLUICE_BENCH_", "SLUICE_PEER", "SLUICE_TEST_"),
+)
+
+_FLAG_ORIGIN: Final = "--"
+_VARIABLE_ORIGIN: Final = "environment: "
 
 C = TypeVar("C")
 
@@ -45,11 +53,12 @@ class _Process(NamedTuple):
 
     variable_prefix: str
     inert: Mapping[str, str]
+    fixed: Mapping[str, Fixed]
 
 
 _PROCESSES: Final[dict[type[Any], _Process]] = {
-    BrokerConfig: _Process("SLUICE_", BROKER_INERT),
-    NameserverConfig: _Process("SLUICE_NAMESERVER_", NAMESERVER_INERT),
+    BrokerConfig: _Process("SLUICE_", BROKER_INERT, FIXED),
+    NameserverConfig: _Process("SLUICE_NAMESERVER_", NAMESERVER_INERT, NAMESERVER_FIXED),
 }
 
 
@@ -60,6 +69,12 @@ class Loaded(Generic[C]):
     config: C
     origins: Mapping[str, str]
     warnings: tuple[str, ...]
+
+    @property
+    def pinned(self) -> frozenset[str]:
+        """What was given to this very start: changes made while the process ran do not count."""
+        given = (_FLAG_ORIGIN, _VARIABLE_ORIGIN)
+        return frozenset(name for name, at in self.origins.items() if at.startswith(given))
 
 
 class _Gathered:
@@ -116,7 +131,7 @@ def update(config: C, changes: Mapping[str, str], origin: str = "update") -> Loa
     for name, where in gathered.origins.items():
         if not known[name].dynamic and gathered.values[name] != flatten(config)[name]:
             raise ConfigError(
-                f"{where}: cannot be changed while running; restart with the new value"
+                f"{where}: takes effect at start only; set it in the file or by a flag and restart"
             )
     changed = build(kind, {**flatten(config), **gathered.values})
     return Loaded(changed, gathered.origins, tuple(gathered.warnings))
@@ -198,6 +213,8 @@ def _put_toml(
             value = tuple(value)
         elif isinstance(setting.default, float) and isinstance(value, int):
             value = float(value)
+        elif setting.kind is SWITCH:
+            value = setting.kind.parse(str(value))
         gathered.put(setting, value, place, value)  # type: ignore[arg-type]  # put() checks it
     else:
         raise _wrong(place, value, setting.kind.mismatch, setting.allowed)
@@ -246,9 +263,8 @@ def _put_foreign(
     kind: type[Any], entries: Mapping[str, tuple[str, str]], origin: str, gathered: _Gathered
 ) -> None:
     """Take over (text, place) by RocketMQ's names."""
-    inert = _PROCESSES[kind].inert
+    inert, fixed = _PROCESSES[kind].inert, _PROCESSES[kind].fixed
     foreign = foreign_names(kind)
-    fixed = FIXED if kind is BrokerConfig else {}
     ignored: dict[str, list[str]] = {}
     for name, (text, place) in entries.items():
         if name in foreign:
@@ -310,7 +326,7 @@ def _read_environment(kind: type[Any], environ: Mapping[str, str], gathered: _Ga
     prefix = _PROCESSES[kind].variable_prefix
     for variable, text in environ.items():
         if variable in known:
-            _put_text(gathered, known[variable], text, f"environment: {variable}")
+            _put_text(gathered, known[variable], text, f"{_VARIABLE_ORIGIN}{variable}")
             continue
         other = variable in elsewhere or variable.startswith(_OTHER_VARIABLES)
         if variable.startswith(prefix) and not other:
@@ -326,6 +342,18 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
         if setting.kind is FLAG:
             action = argparse.BooleanOptionalAction
             parser.add_argument(flag, dest=name, action=action, default=None, help=help_text)
+        elif setting.kind is SWITCH:
+            metavar, off = setting.kind.metavar, "--no-" + flag.removeprefix("--")
+            parser.add_argument(
+                flag,
+                dest=name,
+                metavar=metavar,
+                nargs="?",
+                const="on",
+                default=None,
+                help=help_text,
+            )
+            parser.add_argument(off, dest=name, action="store_const", const="off", default=None)
         else:
             metavar = setting.kind.metavar
             parser.add_argument(flag, dest=name, metavar=metavar, default=None, help=help_text)
@@ -334,7 +362,7 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
 def _read_flags(kind: type[Any], flags: argparse.Namespace, gathered: _Gathered) -> None:
     for name, setting in settings_of(kind).items():
         given = getattr(flags, name, None)
-        place = "--" + name.replace("_", "-")
+        place = _FLAG_ORIGIN + name.replace("_", "-")
         if isinstance(given, bool):
             gathered.put(setting, given, place, given)
         elif given is not None:

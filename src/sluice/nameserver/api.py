@@ -16,7 +16,13 @@ from zlib import crc32
 
 import orjson
 
-from sluice.config import NameserverConfig, to_properties, update
+from sluice.config import (
+    NameserverConfig,
+    is_everywhere,
+    is_loopback,
+    to_properties,
+    update,
+)
 from sluice.errors import NoPermission, NotFound, RequestInvalid, SluiceError, TopicMissing
 from sluice.nameserver.kv import ORDER_TOPICS, KvTable
 from sluice.nameserver.routes import (
@@ -115,7 +121,13 @@ class NameserverApi:
         """The answer to a request; never raises for what is the peer's fault."""
         handler = self._handlers.get(request.code)
         if handler is None:
-            log_lines.info("%s: request code %d is not served", connection, request.code)
+            connection.log_share.line(
+                log_lines,
+                logging.INFO,
+                "%s: request code %d is not served",
+                connection,
+                request.code,
+            )
             remark = f" request type {request.code} not supported"
             return Answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
         try:
@@ -124,7 +136,9 @@ class NameserverApi:
             return Answer(error.rocketmq_code, remark=str(error))
         except SluiceError as error:
             name = REQUESTS[request.code].name
-            log_lines.warning("%s: %s refused: %s", connection, name, error)
+            connection.log_share.line(
+                log_lines, logging.WARNING, "%s: %s refused: %s", connection, name, error
+            )
             return Answer(error.rocketmq_code, remark=str(error))
 
     # ------------------------------------------------------------------------------------- brokers
@@ -150,6 +164,7 @@ class NameserverApi:
             timeout_ms=fields["heartbeatTimeoutMillis"],
             acting_master=fields["enableActingMaster"],
             zone=request.ext.get(ZONE_NAME),
+            everywhere=_everywhere(connection, request),
         )
         done = self._table.register(entry, registration, connection, self._now_ms())
         if done.ignored:
@@ -210,6 +225,7 @@ class NameserverApi:
         self, connection: Connection, request: RemotingCommand, fields: Fields
     ) -> Answer:
         group = self._table.member_group(fields["clusterName"], fields["brokerName"])
+        group = self._table.dialled(group, connection.local[0])
         # RocketMQ forgets to set the remark here, and what it sends is what clients know.
         return Answer(remark="not set any response code", body=bodies.write_member_group(group))
 
@@ -242,6 +258,8 @@ class NameserverApi:
         route = self._table.route(topic)
         if route is None:
             raise TopicMissing(_NO_ROUTE.format(topic))
+        here, dialled = connection.local[0], self._table.dialled
+        route = route._replace(brokers=tuple(dialled(broker, here) for broker in route.brokers))
         if self.config.order_topics_in_routes:
             route = route._replace(order_config=self._values.get(ORDER_TOPICS, topic))
         quoted = bodies.wants_quoted_keys(request.version, fields["acceptStandardJsonOnly"])
@@ -255,7 +273,10 @@ class NameserverApi:
     def _cluster_info(
         self, connection: Connection, request: RemotingCommand, fields: Fields
     ) -> Answer:
-        return Answer(body=bodies.write_cluster_info(self._table.brokers()))
+        here, brokers = connection.local[0], self._table.brokers()
+        return Answer(
+            body=bodies.write_cluster_info([self._table.dialled(each, here) for each in brokers])
+        )
 
     def _all_topics(
         self, connection: Connection, request: RemotingCommand, fields: Fields
@@ -274,7 +295,7 @@ class NameserverApi:
     def _system_topics(
         self, connection: Connection, request: RemotingCommand, fields: Fields
     ) -> Answer:
-        topics, address = self._table.system_topics()
+        topics, address = self._table.system_topics(connection.local[0])
         return Answer(body=bodies.write_topic_list(topics, address))
 
     def _unit_topics(
@@ -365,3 +386,14 @@ class NameserverApi:
         self, connection: Connection, request: RemotingCommand, fields: Fields
     ) -> Answer:
         return Answer(body=to_properties(self.config).encode())
+
+
+def _everywhere(connection: Connection, request: RemotingCommand) -> str:
+    """Where a broker of our own machine listens, if that is everywhere; empty otherwise.
+
+    A broker of another machine is not reached where we are, whatever it listens on.
+    """
+    listens_on = request.ext.get(bodies.EVERYWHERE_FIELD, "")
+    peer, local = connection.peer[0], connection.local[0]
+    is_neighbour = peer == local or is_loopback(peer)
+    return listens_on if is_neighbour and is_everywhere(listens_on) else ""

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import uvloop
 
+from sluice import process_metrics
 from sluice.config import NameserverConfig, add_flags, load
 from sluice.errors import ConfigError
+from sluice.metrics_http import MetricsListener
+from sluice.nameserver.metrics import NameserverMetrics
 from sluice.nameserver.server import Nameserver
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -48,15 +53,32 @@ async def _run(config: NameserverConfig) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    nameserver = Nameserver(config)
+    nameserver, listener = Nameserver(config), MetricsListener()
     try:
-        await nameserver.start()
+        if config.metrics:
+            with _port_flag("--metrics-port"):
+                await listener.start(config.metrics_host, config.metrics_port)
+        with _port_flag("--listen-port"):
+            await nameserver.start()
+        page = NameserverMetrics(nameserver)
+        listener.ready((process_metrics.collect, page.collect), lambda: "")
+        sys.stdout.write(f"nameserver listens on {nameserver.address}\n")
+        if listener.address:
+            sys.stdout.write(f"metrics on http://{listener.address}/metrics\n")
+        sys.stdout.flush()
+        await stop.wait()
+    finally:
+        await nameserver.stop()
+        await listener.stop()
+    return 0
+
+
+@contextlib.contextmanager
+def _port_flag(flag: str) -> Iterator[None]:
+    """Name the flag that helps where a port is taken."""
+    try:
+        yield
     except ConfigError as error:
         if "in use" in str(error):
-            raise ConfigError(f"{error} (--listen-port)") from error
+            raise ConfigError(f"{error} ({flag})") from error
         raise
-    sys.stdout.write(f"nameserver listens on {nameserver.address}\n")
-    sys.stdout.flush()
-    await stop.wait()
-    await nameserver.stop()
-    return 0

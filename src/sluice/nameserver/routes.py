@@ -62,6 +62,7 @@ class BrokerEntry:
     timeout_ms: int | None = None
     acting_master: bool | None = None  # None: a broker from before 5.0
     zone: str | None = None
+    everywhere: str = ""  # "0.0.0.0" or "::": it listens on all addresses of our own machine
 
 
 class Notice(NamedTuple):
@@ -72,6 +73,15 @@ class Notice(NamedTuple):
     lowest_address: str
     offline_address: str | None
     ha_address: str | None
+
+
+class Sizes(NamedTuple):
+    """How much a table holds; a route is a topic on a broker group."""
+
+    clusters: int
+    brokers: int
+    topics: int
+    routes: int
 
 
 class Registered(NamedTuple):
@@ -112,6 +122,7 @@ class _Live:
     version: DataVersion
     channel: Hashable
     ha_address: str
+    everywhere: str
 
 
 class RouteTable:
@@ -126,6 +137,9 @@ class RouteTable:
         self._live: dict[tuple[str, str], _Live] = {}
         self._filter_servers: dict[tuple[str, str], tuple[str, ...]] = {}
         self._mappings: dict[str, dict[str, Any]] = {}  # of static topics, as they came
+
+    def sizes(self) -> Sizes:
+        return Sizes(len(self._clusters), len(self._live), len(self._topics), self._entry_count)
 
     # -------------------------------------------------------------------------------- registration
 
@@ -167,6 +181,7 @@ class RouteTable:
             registration.data_version,
             channel,
             entry.ha_address,
+            entry.everywhere,
         )
         self._filter_servers.pop(key, None)
         if registration.filter_servers:
@@ -371,6 +386,20 @@ class RouteTable:
             queue_mappings=None if mappings is None else dict(mappings),
         )
 
+    def dialled(self, broker: BrokerData, host: str) -> BrokerData:
+        """A group as a client sees it that reached this machine at `host`: a copy that listens
+        there on every address is to be reached at the same one.
+        """
+        addresses = {}
+        for broker_id, address in broker.addresses.items():
+            live = self._live.get((broker.cluster, address))
+            everywhere = live.everywhere if live is not None and host else ""
+            if everywhere and (":" not in host or everywhere == "::"):
+                _, _, port = address.rpartition(":")
+                address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            addresses[broker_id] = address
+        return broker._replace(addresses=addresses)
+
     def brokers(self) -> list[BrokerData]:
         """All broker groups."""
         return [self._broker_data(name) for name in sorted(self._groups)]
@@ -396,11 +425,13 @@ class RouteTable:
                 found.append(topic)
         return found
 
-    def system_topics(self) -> tuple[list[str], str | None]:
-        """The names of clusters and brokers, which are topics too, and the address of a broker."""
+    def system_topics(self, host: str = "") -> tuple[list[str], str | None]:
+        """The names of clusters and brokers, which are topics too, and the address of a broker, as
+        it is seen by a client that reached this machine at `host`.
+        """
         names = {*self._clusters, *(name for group in self._clusters.values() for name in group)}
         for broker in self.brokers():
-            for address in broker.addresses.values():
+            for address in self.dialled(broker, host).addresses.values():
                 return sorted(names), address
         return sorted(names), None
 

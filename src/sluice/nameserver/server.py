@@ -9,34 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+import ssl
 from collections.abc import Callable
 from typing import Final
 
+from sluice.clock import wall_ms
 from sluice.config import NameserverConfig
 from sluice.errors import ConfigError, LinkError
-from sluice.link import RemotingLink
+from sluice.link import RemotingLink, join_address
 from sluice.nameserver import kv
 from sluice.nameserver.api import Answer, NameserverApi
 from sluice.nameserver.routes import Notice, RouteTable, Rules
-from sluice.net import Connection, Limits, Listener, server_tls
+from sluice.net import Connection, Limits, Listener, limits_of
 from sluice.protocol import remoting
 from sluice.protocol.framing import Frame
 from sluice.protocol.remoting import RemotingCommand
 from sluice.protocol.remoting_codes import RequestCode, ResponseCode
 from sluice.protocol.remoting_schemas import ext_of
 from sluice.storage.files import FileLock, Files, RealFiles
+from sluice.tls import listener_tls, outgoing_tls
 
 log_lines = logging.getLogger("sluice.nameserver")
 
 SAVES_WAITING_MAX: Final = 10_000  # answers that wait for the disk
 NOTICES_MAX: Final = 100  # under way at one time
 _NOTICE_SECONDS: Final = 3.0
-
-
-def wall_ms() -> int:
-    """Milliseconds since 1970, as RocketMQ counts time."""
-    return time.time_ns() // 1_000_000
 
 
 class Nameserver:
@@ -61,6 +58,7 @@ class Nameserver:
         self._waiting: list[tuple[Connection, RemotingCommand, Answer]] = []
         self._save_wanted = asyncio.Event()
         self._saving = asyncio.Lock()  # so that a stop waits for the write that is under way
+        self._outgoing_tls: ssl.SSLContext | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._notices: set[asyncio.Task[None]] = set()
         self.table = RouteTable(
@@ -72,18 +70,20 @@ class Nameserver:
         )
 
     @property
+    def listener(self) -> Listener | None:
+        return self._listener
+
+    @property
     def address(self) -> str:
         """Where it listens, as clients write it."""
         assert self._listener is not None, "start() was not called"
-        host, port = self._listener.address
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return join_address(*self._listener.address)
 
     async def start(self) -> None:
         """Listen, with the values that the directory holds."""
         config = self._config
-        context, mode = server_tls(
-            config.tls_mode, config.tls_certificate_file, config.tls_key_file
-        )
+        context, mode = listener_tls(config)
+        self._outgoing_tls = outgoing_tls(config)
         if config.directory:
             self._lock, self._values = kv.load(self._files, config.directory)
         self._api = NameserverApi(config, self.table, self._values, self._now_ms, self._send_notice)
@@ -122,8 +122,9 @@ class Nameserver:
 
     def received(self, connection: Connection, frames: list[Frame]) -> None:
         assert self._api is not None
-        # A short question may have a long answer: who sends many and reads none gets refusals.
-        unsent_bytes = connection.unsent_bytes
+        # A short question may have a long answer. Who reads none is asked nothing more by the
+        # listener; until it looks again, that is after some frames, the rest is refused.
+        unsent_bytes = 0
         for frame in frames:
             request = remoting.decode(frame)
             if request.is_answer:
@@ -212,24 +213,13 @@ class Nameserver:
             "haBrokerAddr": notice.ha_address,
         }
         try:
-            link = await RemotingLink.open(address, timeout_seconds=_NOTICE_SECONDS)
+            link = await RemotingLink.open(
+                address, tls=self._outgoing_tls, timeout_seconds=_NOTICE_SECONDS
+            )
             link.oneway(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, ext_of(fields))
             await link.close("told about a new lowest id")
         except LinkError as error:
             log_lines.warning("%s is not told about a new lowest id: %s", address, error)
-
-
-def limits_of(config: NameserverConfig) -> Limits:
-    """What the listener allows, by the settings."""
-    defaults = Limits()
-    return Limits(
-        connections_max=config.connections_max,
-        connections_per_address_max=min(
-            config.connections_max, defaults.connections_per_address_max
-        ),
-        frame_bytes_max=config.frame_bytes_max,
-        idle_ms=config.connection_idle_ms_max,
-    )
 
 
 def _busy(what: str) -> Answer:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from ipaddress import ip_address
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
 from sluice.errors import MessageIllegal, RequestInvalid
 from sluice.model import Buffer
@@ -36,19 +36,14 @@ _ID_BYTES: Final = (16, 28)  # with an IPv4 and an IPv6 address
 _PORT_MAX: Final = 0xFFFF
 
 
-class BatchMessage(NamedTuple):
-    """One message of a batch; its parts are views of the batch's body."""
-
-    flag: int
-    body: memoryview
-    properties: memoryview
+# Flag, body (a view of the batch's) and properties of one message.
+BatchMessage = tuple[int, memoryview, bytes]
 
 
 def split_batch(body: Buffer, count_max: int = BATCH_COUNT_MAX) -> list[BatchMessage]:
     """The messages of a batch, in order. Raises MessageIllegal unless all sizes add up."""
     view = memoryview(body)
     messages: list[BatchMessage] = []
-    make = tuple.__new__  # a fifth of the time is saved by not going through BatchMessage()
     at = 0
     end = len(view)
     while at < end:
@@ -63,8 +58,8 @@ def split_batch(body: Buffer, count_max: int = BATCH_COUNT_MAX) -> list[BatchMes
         (properties_bytes,) = _I16.unpack_from(view, properties_at - 2)
         if properties_at + properties_bytes != at:
             raise MessageIllegal("the parts of a batch's message do not add up to its size")
-        parts = (flag, view[body_at : properties_at - 2], view[properties_at:at])
-        messages.append(make(BatchMessage, parts))
+        body_view, properties = view[body_at : properties_at - 2], view[properties_at:at].tobytes()
+        messages.append((flag, body_view, properties))
         if len(messages) > count_max:
             raise MessageIllegal(f"a batch holds at most {count_max} messages")
     if not messages:

@@ -132,12 +132,12 @@ class Encoder:
 
     __slots__ = (
         "_base_bytes",
-        "_body_bytes_max",
-        "_crc_bytes",
-        "_entry_bytes_max",
-        "_properties_bytes_max",
         "_store_flag",
         "_topic_fields",
+        "body_bytes_max",
+        "crc_bytes",
+        "entry_bytes_max",
+        "properties_bytes_max",
         "store_host",
     )
 
@@ -146,11 +146,11 @@ class Encoder:
     ) -> None:
         assert len(store_host) in _HOST_BYTES, "an address is 4 or 16 bytes and a 4-byte port"
         self.store_host = store_host
-        self._crc_bytes = CRC_PROPERTY_BYTES if with_crc else 0
-        self._base_bytes = _LEAST_BYTES + self._crc_bytes + len(store_host) - 8
-        self._body_bytes_max = body_bytes_max
-        self._entry_bytes_max = entry_bytes_max
-        self._properties_bytes_max = PROPERTIES_BYTES_MAX - self._crc_bytes
+        self.crc_bytes = CRC_PROPERTY_BYTES if with_crc else 0
+        self._base_bytes = _LEAST_BYTES + self.crc_bytes + len(store_host) - 8
+        self.body_bytes_max = body_bytes_max
+        self.entry_bytes_max = entry_bytes_max
+        self.properties_bytes_max = PROPERTIES_BYTES_MAX - self.crc_bytes
         self._store_flag = SYS_STORE_V6 if len(store_host) == 20 else 0
         # Magic, size and name of each topic as entries carry them; as many as the store has topics.
         self._topic_fields: dict[bytes, tuple[int, bytes]] = {}
@@ -158,7 +158,7 @@ class Encoder:
     def measure(self, message: Message, topic: bytes) -> int:
         """The bytes that `encode` will return; refuses what can never be stored."""
         properties_bytes = len(message.properties)
-        if properties_bytes and self._crc_bytes and message.properties[-1] != 2:
+        if properties_bytes and self.crc_bytes and message.properties[-1] != 2:
             properties_bytes += 1
         body_bytes = len(message.body)
         size = self._base_bytes + body_bytes + len(topic) + properties_bytes
@@ -167,30 +167,28 @@ class Encoder:
         if len(message.born_host) != 8:
             size += 12
         if (
-            body_bytes <= self._body_bytes_max
-            and properties_bytes <= self._properties_bytes_max
+            body_bytes <= self.body_bytes_max
+            and properties_bytes <= self.properties_bytes_max
             and 0 < len(topic) <= TOPIC_BYTES_MAX
             and len(message.born_host) in _HOST_BYTES
             and 0 <= message.queue_id <= _MASK_31
-            and size <= self._entry_bytes_max
+            and size <= self.entry_bytes_max
             # What we do not end in a checksum must not seem to: reading would take it for damaged.
-            and (
-                self._crc_bytes or not _nearly_a_checksum(message.properties[-CRC_PROPERTY_BYTES:])
-            )
+            and (self.crc_bytes or not _nearly_a_checksum(message.properties[-CRC_PROPERTY_BYTES:]))
         ):
             return size
         raise MessageIllegal(self._why_not(message, topic, size, properties_bytes))
 
     def _why_not(self, message: Message, topic: bytes, size: int, properties_bytes: int) -> str:
-        if len(message.body) > self._body_bytes_max:
+        if len(message.body) > self.body_bytes_max:
             return (
-                f"body of {len(message.body)} bytes is over the limit of {self._body_bytes_max} "
+                f"body of {len(message.body)} bytes is over the limit of {self.body_bytes_max} "
                 "(message_bytes_max); send it in parts or raise the limit"
             )
-        if properties_bytes > self._properties_bytes_max:
+        if properties_bytes > self.properties_bytes_max:
             return (
                 f"properties of {properties_bytes} bytes are over the limit of "
-                f"{self._properties_bytes_max}; put large values into the body"
+                f"{self.properties_bytes_max}; put large values into the body"
             )
         if not 0 < len(topic) <= TOPIC_BYTES_MAX:
             return f"topic name of {len(topic)} bytes: allowed are 1 to {TOPIC_BYTES_MAX}"
@@ -198,11 +196,11 @@ class Encoder:
             return "born host is neither an IPv4 nor an IPv6 address with a port"
         if not 0 <= message.queue_id <= _MASK_31:
             return f"queue id {message.queue_id} is outside of 0..{_MASK_31}"
-        if size <= self._entry_bytes_max:
+        if size <= self.entry_bytes_max:
             return "the property __CRC32# is the store's own; send the message without it"
         return (
             f"message of {size} bytes does not fit into a log file (at most "
-            f"{self._entry_bytes_max} bytes here); raise segment_bytes"
+            f"{self.entry_bytes_max} bytes here); raise segment_bytes"
         )
 
     def encode(
@@ -218,20 +216,10 @@ class Encoder:
         body = message.body
         properties = message.properties
         born_host = message.born_host
-        crc_bytes = self._crc_bytes
+        crc_bytes = self.crc_bytes
         if crc_bytes and properties and properties[-1] != 2:
             properties += b"\x02"
-        magic_and_topic = self._topic_fields.get(topic)
-        if magic_and_topic is None:
-            magic_and_topic = self._topic_fields[topic] = _topic_field(topic)
-        magic, topic_field = magic_and_topic
-        sys_flag = message.sys_flag & ~(SYS_BORN_V6 | SYS_STORE_V6) | self._store_flag
-        if len(born_host) == 8 and not self._store_flag:
-            head_struct = _HEAD_V4
-        else:
-            head_struct = _HEADS[len(born_host), len(self.store_host)]
-            if len(born_host) == 20:
-                sys_flag |= SYS_BORN_V6
+        head_struct, magic, topic_field, sys_flag = self.shape(topic, message.sys_flag, born_host)
         head = head_struct.pack(
             size,
             magic,
@@ -255,6 +243,23 @@ class Encoder:
             return entry + crc_property(crc32(entry))
         return entry
 
+    def shape(
+        self, topic: bytes, sys_flag: int, born_host: bytes
+    ) -> tuple[Struct, int, bytes, int]:
+        """What entries of a topic and a producer have in common: the layout of the head, magic,
+        topic with its size, flags.
+        """
+        magic_and_topic = self._topic_fields.get(topic)
+        if magic_and_topic is None:
+            magic_and_topic = self._topic_fields[topic] = _topic_field(topic)
+        magic, topic_field = magic_and_topic
+        sys_flag = sys_flag & ~(SYS_BORN_V6 | SYS_STORE_V6) | self._store_flag
+        if len(born_host) == 8 and not self._store_flag:
+            return _HEAD_V4, magic, topic_field, sys_flag
+        if len(born_host) == 20:
+            sys_flag |= SYS_BORN_V6
+        return _HEADS[len(born_host), len(self.store_host)], magic, topic_field, sys_flag
+
 
 def _topic_field(topic: bytes) -> tuple[int, bytes]:
     """Which magic an entry of this topic has, and the topic with its size in front."""
@@ -265,7 +270,8 @@ def _topic_field(topic: bytes) -> tuple[int, bytes]:
 
 def crc_property(crc: int) -> bytes:
     """The property that closes an entry: the checksum's decimal digits, least significant first."""
-    return _CRC_NAME + (b"%010d" % (crc & _MASK_31))[::-1] + b"\x02"
+    # A one in front keeps the zeros; it is the last character of the reversed text.
+    return _CRC_NAME + str((crc & _MASK_31) + 10**10)[:0:-1].encode() + b"\x02"
 
 
 def blank(room_bytes: int) -> bytes:
@@ -434,33 +440,38 @@ def property_value(properties: bytes, name: bytes) -> bytes | None:
     return properties[start:] if stop < 0 else properties[start:stop]
 
 
-_UNIQUE_MARK: Final = b"\x02UNIQ_KEY\x01"
-_KEYS_MARK: Final = b"\x02KEYS\x01"
-_TAGS_MARK: Final = b"\x02TAGS\x01"
+_UNIQUE_NAME: Final = b"UNIQ_KEY\x01"
 NO_KEYS: Final = (b"", b"", b"")
+_PARTS_MAX: Final = 4096
+_PART_BYTES_MAX: Final = 512
+# Keys and tag by what stands before and after the unique key; see `message_keys`.
+_keys_around: Final[dict[tuple[bytes, bytes], tuple[bytes, bytes]]] = {}
 
 
 def message_keys(properties: bytes) -> tuple[bytes, bytes, bytes]:
     """Unique key, keys (separated by blanks) and tag; empty where a message has none.
 
-    What `property_value` finds for the three, written out because it runs once per message.
+    What `property_value` finds for the three. It runs once per message, and of a producer's
+    properties mostly the unique key alone differs: the rest is looked up by its bytes.
     """
-    padded = b"\x02" + properties
-    find_last, find = padded.rfind, padded.find
-    unique = keys = tag = b""
-    at = find_last(_UNIQUE_MARK)
-    if at >= 0:
-        stop = find(b"\x02", at + 10)
-        unique = padded[at + 10 : stop] if stop >= 0 else padded[at + 10 :]
-    at = find_last(_KEYS_MARK)
-    if at >= 0:
-        stop = find(b"\x02", at + 6)
-        keys = padded[at + 6 : stop] if stop >= 0 else padded[at + 6 :]
-    at = find_last(_TAGS_MARK)
-    if at >= 0:
-        stop = find(b"\x02", at + 6)
-        tag = padded[at + 6 : stop] if stop >= 0 else padded[at + 6 :]
-    return unique, keys, tag
+    before, name, rest = properties.rpartition(_UNIQUE_NAME)
+    if name and (not before or before[-1] == 2):
+        unique, _, after = rest.partition(b"\x02")
+        around = _keys_around.get((before, after))
+        if around is not None:
+            return unique, around[0], around[1]
+        around = _find_keys(before + after)
+        # Keys of its own would make every message a new one.
+        if not around[0] and len(before) + len(after) <= _PART_BYTES_MAX:
+            if len(_keys_around) >= _PARTS_MAX:
+                _keys_around.clear()
+            _keys_around[before, after] = around
+        return unique, around[0], around[1]
+    return property_value(properties, b"UNIQ_KEY") or b"", *_find_keys(properties)
+
+
+def _find_keys(properties: bytes) -> tuple[bytes, bytes]:
+    return property_value(properties, b"KEYS") or b"", property_value(properties, b"TAGS") or b""
 
 
 _marks: Final[dict[bytes, bytes]] = {}

@@ -66,7 +66,6 @@ HEADER_BYTES_MAX: Final = 256 * 1024
 # for a moment; commands that are kept are bounded by this.
 FIELDS_MAX: Final = 256
 
-_SENDS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 # Codes that do not fit into the 16 bits of a binary header, by what arrives of them. Apache's
 # broker knows none of these; no other code has the same low bits, so they can be told apart.
 LOW_16_ALIASES: Final = {
@@ -216,11 +215,7 @@ def _decode_binary(header: bytes, body: Frame) -> RemotingCommand:
         raise ProtocolError("the binary header is cut short") from None
     if fields_at + fields_bytes != len(header):
         raise ProtocolError("the parts of the binary header do not add up to its size")
-    ext = None
-    if code in _SENDS:
-        ext = _send_fields(header, fields_at)
-    if ext is None:
-        ext = _walk(header[fields_at:])
+    ext = walk_fields(header[fields_at:])
     if flag & FLAG_ANSWER == 0 and code in LOW_16_ALIASES:
         code = LOW_16_ALIASES[code]
     remark = None
@@ -239,7 +234,7 @@ def _decode_binary(header: bytes, body: Frame) -> RemotingCommand:
     )
 
 
-def _walk(data: bytes) -> dict[str, str]:
+def walk_fields(data: bytes) -> dict[str, str]:
     """The fields that `data` consists of, without a byte left over."""
     fields: dict[str, str] = {}
     at = 0
@@ -260,41 +255,6 @@ def _walk(data: bytes) -> dict[str, str]:
     if len(fields) > FIELDS_MAX:
         raise ProtocolError(f"a header with {len(fields)} fields is over {FIELDS_MAX}")
     return fields
-
-
-# A producer sends the fields a to n with every message, and of those only the queue (e), the time
-# (g) and the properties (i) change. So a send's fields are read in three parts: what stands before
-# the time and what stands after the properties is looked up by its bytes, and only what lies
-# between is taken apart. A part that is not made of whole fields makes `_walk` raise; then, and
-# for any other order or size, the plain walk decides. That saves two thirds of the time.
-_TIME_MARK: Final = b"\x00\x01g\x00\x00\x00\x0d"  # thirteen digits: until the year 2286
-_FLAG_MARK: Final = b"\x00\x01h\x00\x00\x00\x010\x00\x01i"
-_TIME_END: Final = len(_TIME_MARK) + 13
-_PROPERTIES_AT: Final = _TIME_END + len(_FLAG_MARK) + 4
-_PART_BYTES_MAX: Final = 512  # bounds the cache together with its number of entries
-_walk_part = lru_cache(maxsize=2048)(_walk)
-
-
-def _send_fields(header: bytes, at: int) -> dict[str, str] | None:
-    time_at = header.find(_TIME_MARK, at, at + _PART_BYTES_MAX)
-    time_end = time_at + _TIME_END
-    begin = time_at + _PROPERTIES_AT
-    if time_at < 0 or header[time_end : begin - 4] != _FLAG_MARK or begin > len(header):
-        return None
-    (size,) = _U32.unpack_from(header, begin - 4)
-    end = begin + size
-    if size == 0 or not end <= len(header) <= end + _PART_BYTES_MAX:
-        return None
-    try:
-        return {
-            **_walk_part(header[at:time_at]),
-            "g": header[time_end - 13 : time_end].decode("utf-8", "replace"),
-            "h": "0",
-            "i": header[begin:end].decode("utf-8", "replace"),
-            **_walk_part(header[end:]),
-        }
-    except ProtocolError:
-        return None
 
 
 # ---------------------------------------------------------------------------------------- writing

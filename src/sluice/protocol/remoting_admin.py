@@ -45,12 +45,16 @@ def write_topic_table(topics: Mapping[str, Mapping[str, Any]], version: DataVers
     )
 
 
-def write_group_table(groups: Mapping[str, Mapping[str, Any]], version: DataVersion) -> bytes:
-    """Groups with their settings (201)."""
+def write_group_table(
+    groups: Mapping[str, Mapping[str, Any]],
+    forbidden: Mapping[str, Mapping[str, int]],
+    version: DataVersion,
+) -> bytes:
+    """Groups with their settings, and what they may not do by topic (201)."""
     return orjson.dumps(
         {
             "dataVersion": version.members(),
-            "forbiddenTable": {},
+            "forbiddenTable": forbidden,
             "subscriptionGroupTable": groups,
         }
     )
@@ -225,6 +229,65 @@ def write_consumer_status(clients: Mapping[str, Mapping[MessageQueue, int]]) -> 
     """The offsets that running consumers hold, by client (223)."""
     table = {client: queue_keys(queues.items()) for client, queues in clients.items()}
     return orjson.dumps({"consumerTable": table, "messageQueueTable": {}})
+
+
+def write_forbidden(group: str, topic: str, *, readable: bool) -> bytes:
+    """Whether a group may read a topic (353)."""
+    return orjson.dumps({"group": group, "readable": readable, "topic": topic})
+
+
+def write_reset_list(offsets: Mapping[MessageQueue, int]) -> bytes:
+    """Offsets by queue in the form that C++ clients read (220)."""
+    rows = [{**queue_object(queue), "offset": offset} for queue, offset in offsets.items()]
+    return orjson.dumps({"offsetTable": rows})
+
+
+class AssignmentQuery(NamedTuple):
+    """A consumer that lets the broker divide the queues (400)."""
+
+    topic: str
+    group: str
+    client_id: str
+    message_model: str
+    strategy: str
+
+
+def read_assignment_query(body: Buffer) -> AssignmentQuery:
+    members = read_object(body)
+    return AssignmentQuery(
+        text(members, "topic"),
+        text(members, "consumerGroup"),
+        text(members, "clientId"),
+        text(members, "messageModel", "CLUSTERING"),
+        text(members, "strategyName", "AVG"),
+    )
+
+
+def write_assignments(queues: Iterable[tuple[MessageQueue, str]] | None) -> bytes:
+    """Queues and how they are read (400); None: the consumer keeps what it has."""
+    if queues is None:
+        return b"{}"
+    rows = [{"messageQueue": queue_object(queue), "mode": mode} for queue, mode in queues]
+    return orjson.dumps({"messageQueueAssignments": rows})
+
+
+def read_request_mode(body: Buffer) -> dict[str, Any]:
+    """How a group reads a topic (401), every member of its type."""
+    members = read_object(body)
+    count = number(members, "popShareQueueNum", 0)
+    if not -_INT32 <= count < _INT32:
+        raise RequestInvalid("popShareQueueNum does not fit into 32 bits")
+    return {
+        "consumerGroup": text(members, "consumerGroup"),
+        "mode": text(members, "mode", "PULL"),
+        "popShareQueueNum": count,
+        "topic": text(members, "topic"),
+    }
+
+
+def write_request_modes(modes: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """How groups read topics, by topic and group (402)."""
+    return orjson.dumps({"messageRequestModeMap": modes})
 
 
 def write_corrections(offsets: Mapping[int, int]) -> bytes:

@@ -40,6 +40,9 @@ from sluice.protocol.json_members import (
 )
 
 # Versions are ordinals of a list in RocketMQ.
+# A broker that listens on every address of its machine says so when it registers, in this field of
+# the header, which other nameservers do not know and pass over.
+EVERYWHERE_FIELD: Final = "sluiceListensOn"
 VERSION_4_9_4: Final = 401  # from here on clients read routes with quoted keys
 VERSION_5_0_0: Final = 413  # from here on a compressed registration ends with queue mappings
 

@@ -228,26 +228,32 @@ def read_connections(members: Mapping[str, Any]) -> tuple[ConnectionInfo, ...]:
 
 
 class ConsumerConnection(NamedTuple):
-    """The connected consumers of a group and what they subscribe to (203)."""
+    """The connected consumers of a group and what they subscribe to (203).
+
+    RocketMQ's body has one subscription for each topic, the newest. Where the members do not agree,
+    Sluice's says so in a member more, which other clients leave unread.
+    """
 
     connections: tuple[ConnectionInfo, ...]
     consume_type: str
     message_model: str
     consume_from_where: str
     subscriptions: dict[str, Subscription]
+    disagreements: tuple[str, ...] = ()  # a topic each, with who wants what
 
 
 def write_consumer_connection(group: ConsumerConnection) -> bytes:
     table = group.subscriptions.items()
-    return orjson.dumps(
-        {
-            "connectionSet": [row.members() for row in group.connections],
-            "consumeFromWhere": group.consume_from_where,
-            "consumeType": group.consume_type,
-            "messageModel": group.message_model,
-            "subscriptionTable": {topic: one.members() for topic, one in table},
-        }
-    )
+    members: dict[str, Any] = {
+        "connectionSet": [row.members() for row in group.connections],
+        "consumeFromWhere": group.consume_from_where,
+        "consumeType": group.consume_type,
+        "messageModel": group.message_model,
+        "subscriptionTable": {topic: one.members() for topic, one in table},
+    }
+    if group.disagreements:
+        members["unequalSubscriptions"] = list(group.disagreements)
+    return orjson.dumps(members)
 
 
 def read_consumer_connection(body: Buffer) -> ConsumerConnection:
@@ -259,6 +265,7 @@ def read_consumer_connection(body: Buffer) -> ConsumerConnection:
         text(members, "messageModel", ""),
         text(members, "consumeFromWhere", ""),
         {topic: read_subscription(as_object(one, topic)) for topic, one in table.items()},
+        texts(members, "unequalSubscriptions"),
     )
 
 

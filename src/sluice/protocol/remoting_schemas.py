@@ -2,17 +2,12 @@
 
 `parse_fields` turns text into typed values. A field that is missing or no number raises
 RequestInvalid with the field's name: RocketMQ answers code 1 for it, and names the field in the
-remark. docs/protocols.md is written from the same table:
-
-    python -m sluice.protocol.remoting_schemas [FILE]
-
-Apart from that command this module does no IO.
+remark. docs/protocols.md is written from the same table.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -256,18 +251,3 @@ def protocols_markdown() -> str:
     for code in sorted(RESPONSES):
         lines.append(f"| {code} | {RESPONSES[code].name} | {RESPONSES[code].sentence} |\n")
     return "".join(lines)
-
-
-def main(arguments: list[str]) -> int:
-    """Print the page, or write it to the file that is named."""
-    page = protocols_markdown()
-    if arguments:
-        with open(arguments[0], "w", encoding="utf-8") as opened:
-            opened.write(page)
-    else:
-        sys.stdout.write(page)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

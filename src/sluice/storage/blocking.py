@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from sluice.clock import wall_ms
 from sluice.config import StoreConfig
 from sluice.errors import SluiceError
 from sluice.model import Message, Placed, message_id
@@ -21,7 +22,7 @@ from sluice.storage.flush import Confirmed
 from sluice.storage.opening import open_store
 from sluice.storage.reads import Accept, ReadResult
 from sluice.storage.state import Change
-from sluice.storage.store import ColdRead, Store, wall_clock_ms
+from sluice.storage.store import ColdRead, Store
 
 T = TypeVar("T")
 _TICK_SECONDS = 0.05
@@ -50,7 +51,7 @@ class BlockingStore:
         *,
         store_host: tuple[str, int] = ("127.0.0.1", 10911),
         files: Files | None = None,
-        now_ms: Callable[[], int] = wall_clock_ms,
+        now_ms: Callable[[], int] = wall_ms,
         progress: Callable[[int, int], None] | None = None,
     ) -> Self:
         """Open the store in `config.directory`."""
@@ -82,6 +83,10 @@ class BlockingStore:
     def change(self, changes: Sequence[Change]) -> None:
         """Change settings and wait until that is durable."""
         self._confirmed(lambda done: self.store.change(changes, done))
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget a topic and its queues, and wait until that is durable."""
+        self._confirmed(lambda done: self.store.delete_topic(topic, done))
 
     def _confirmed(self, stage: Callable[[Confirmed], T]) -> T:
         finished = threading.Event()

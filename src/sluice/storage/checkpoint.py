@@ -4,20 +4,22 @@ A checkpoint is taken at the position below which the log is durable. With the o
 is new since the last one; in the background it writes the queue files, makes them durable together,
 writes the changed tables and last the snapshot, which makes all of it count. A crash in between
 leaves the old snapshot, and recovery makes the same units from the log again, over the same bytes.
+Files of deleted topics go first of all, because new ones of the same name have the same paths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sluice.model import QueueKey
 from sluice.storage import snapshot
 from sluice.storage.files import Files
-from sluice.storage.queue_index import FilePart, QueueIndex, QueueWrite
+from sluice.storage.queue_index import BatchQueueIndex, FilePart, QueueIndex, QueueWrite
 
 Row = list[Any]
+TREES: Final = (QueueIndex.tree, BatchQueueIndex.tree)
 
 # From here on writing the files of a checkpoint would disturb the appends; a child does it.
 APART_QUEUES_MIN: Final = 128
@@ -35,11 +37,14 @@ class CheckpointJob:
     content: dict[str, Any]
     writes: list[QueueWrite]
     rows: dict[QueueKey, Row]
+    removed_topics: dict[str, int]
     tables: set[str]
     configs: dict[str, bytes]
     sync_index: Callable[[], list[Any] | None]
 
     def run(self) -> None:
+        if self.removed_topics:
+            remove_queue_files(self.files, self.root, self.removed_topics)
         if len(self.writes) > APART_QUEUES_MIN:
             self.files.apart(self._write_queues)
         elif self.writes:
@@ -99,3 +104,55 @@ def row_of(queue: QueueIndex, write: QueueWrite | None = None) -> Row:
     topic, queue_id = queue.key
     first, start = min(queue.first, written), min(queue.start_offset, end_offset)
     return [topic, queue_id, queue.kind, first, start, written, end_offset, dict(sums)]
+
+
+def remove_queue_files(files: Files, root: str, topics: Mapping[str, int]) -> None:
+    """Remove the queue files of deleted topics, given with the positions of their deletion.
+
+    The snapshot must not name a file that is gone, or the next start would rebuild everything; and
+    it need not name these, because from its position on recovery meets the deletion.
+    """
+    content = snapshot.read_snapshot(files, root)
+    if content is not None:
+        rows = content["queues"]
+        kept = [row for row in rows if topics.get(row[0], -1) < content["log_offset"]]
+        if len(kept) < len(rows):
+            snapshot.write_snapshot(files, root, {**content, "queues": kept})
+    for tree in TREES:
+        for topic in topics:
+            for queue_id in files.names(f"{root}/{tree}/{topic}"):
+                remove_units(files, f"{root}/{tree}/{topic}/{queue_id}")
+
+
+def remove_units(files: Files, directory: str) -> None:
+    """Remove all files of one queue, durably."""
+    if files.is_directory(directory):
+        _remove_unneeded(files, directory, None)
+
+
+def remove_left_overs(files: Files, root: str, kept: Mapping[str, QueueIndex]) -> int:
+    """Remove files that no queue needs, given copies of all queues by directory; how many it were.
+
+    Whatever is newer than the copies stays: its queue was there, and its file is above the first.
+    """
+    count = 0
+    for tree in TREES:
+        for topic in files.names(f"{root}/{tree}"):
+            for queue_id in files.names(f"{root}/{tree}/{topic}"):
+                directory = f"{root}/{tree}/{topic}/{queue_id}"
+                if files.is_directory(directory):
+                    count += _remove_unneeded(files, directory, kept.get(directory))
+    return count
+
+
+def _remove_unneeded(files: Files, directory: str, queue: QueueIndex | None) -> int:
+    names = [name for name in files.names(directory) if name.isdigit()]
+    if queue is not None:
+        ends = {name: int(name) // queue.unit_bytes + queue.file_units for name in names}
+        bases = {queue.path_of(base) for base in queue.sums}
+        names = [n for n in names if ends[n] <= queue.first and f"{directory}/{n}" not in bases]
+    for name in names:
+        files.remove(f"{directory}/{name}")
+    if names:
+        files.sync_directory(directory)
+    return len(names)

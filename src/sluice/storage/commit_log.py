@@ -157,6 +157,11 @@ class CommitLog:
     def entry_bytes_max(self) -> int:
         return self.segment_bytes - records.BLANK_BYTES
 
+    @property
+    def end(self) -> int:
+        """Where the log ends once everything staged is written."""
+        return self._end
+
     def position_for(self, size: int) -> int:
         """The position of the next `size` bytes (one entry, or a batch that must not cross a
         file).

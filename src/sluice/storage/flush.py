@@ -17,11 +17,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Final
 
 from sluice.errors import SluiceError, StoreReadOnly
 from sluice.storage.background import Background
 from sluice.storage.files import OpenFile
+from sluice.telemetry import Durations
 
 Confirmed = Callable[[SluiceError | None], None]
 
@@ -48,10 +50,16 @@ class Flusher:
         self.settled = flushed
         self.failure: StoreReadOnly | None = None
         self.round_count = 0
+        self.times = Durations()  # how long the disk took for each round
         self._running = False
         self._again_to = 0
         self._last_round_ms = 0
         self._waiting: deque[tuple[int, Confirmed]] = deque()
+
+    @property
+    def waiting_count(self) -> int:
+        """How many wait to be told."""
+        return len(self._waiting)
 
     def wait(self, end: int, done: Confirmed) -> None:
         """Call `done` once everything below `end` is durable, in the order of the log."""
@@ -68,14 +76,22 @@ class Flusher:
         self._again_to = 0
         files = self._files_between(self.flushed, written)
 
-        def work() -> None:
+        def work() -> int:
+            start_ns = perf_counter_ns()
             for file in files:
                 file.sync()
+            elapsed_ns = perf_counter_ns() - start_ns
             # A sync that failed elsewhere may have taken with it what this one seems to have saved.
             if self.failure is None:
                 self._mark_durable(written)
+            return elapsed_ns
 
-        self._background.submit("flush", work, lambda _, error: self._round_done(written, error))
+        def done(elapsed_ns: int | None, error: BaseException | None) -> None:
+            if elapsed_ns is not None:
+                self.times.add(elapsed_ns)
+            self._round_done(written, error)
+
+        self._background.submit("flush", work, done)
 
     def _round_done(self, target: int, error: BaseException | None) -> None:
         self._running = False

@@ -12,16 +12,17 @@ queries it compares the entries it names with the key.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from sluice.errors import SluiceError
+from sluice.errors import RecordDamaged, SluiceError, StoreCorrupt
 from sluice.protocol import records
 from sluice.storage.background import Background
 from sluice.storage.commit_log import CommitLog
-from sluice.storage.key_index import IndexMark, KeyBatch, KeyIndex
+from sluice.storage.key_index import Found, IndexMark, KeyBatch, KeyIndex
 
-_BATCH_KEYS: Final = 20_000
+# The more keys are written together, the nearer to each other they lie in the index's table.
+_BATCH_MESSAGES: Final = 40_000
 _CATCH_UP_ENTRIES: Final = 5_000
 _LANE: Final = "disk"  # the same as checkpoints': the index has one user at a time
 
@@ -48,12 +49,12 @@ class Indexing:
         self._position = max(indexed_to, self._log.start)
         self.live = self._position >= self._log.written and not self.failure
 
-    def note(
-        self, topic: bytes, keys: tuple[bytes, bytes, bytes], position: int, store_ms: int
-    ) -> None:
-        """An entry was appended; only called while `live`."""
-        self._batch.add_keys(topic, keys, position, store_ms)
-        if len(self._batch) >= _BATCH_KEYS:
+    def note(self, found: list[Found]) -> None:
+        """Entries with keys were appended, in this order."""
+        if not self.live or not found:
+            return
+        self._batch.add_found(found)
+        if self._batch.message_count >= _BATCH_MESSAGES:
             self.hand_over()
 
     @property
@@ -66,7 +67,7 @@ class Indexing:
     def hand_over(self) -> None:
         """Let the background write what is gathered."""
         index = self._index
-        if len(self._batch) == 0 or index is None or self.failure:
+        if not self._batch.message_count or index is None or self.failure:
             return
         batch, self._batch = self._batch, KeyBatch()
 
@@ -84,7 +85,9 @@ class Indexing:
             self.failure = str(error)
             self.live = False
             log_lines.error(
-                "the key index stopped: %s; queries by key find only older messages", error
+                "the key index stopped: %s; queries by key find at most older messages until the "
+                "next start, which makes it anew",
+                error,
             )
 
     def tick(self, now_ms: int, interval_ms: int) -> None:
@@ -114,7 +117,7 @@ class Indexing:
         def work() -> int:
             batch = KeyBatch()
             reached = gather(view, base, at, stop, batch)
-            if len(batch):
+            if batch.message_count:
                 index.write(batch)
             return reached
 
@@ -155,9 +158,20 @@ class Indexing:
             done([], None)
             return
         self.hand_over()
-        self._background.submit(
-            _LANE, lambda: index.query(topic, key, begin_ms, end_ms, count_max), done
-        )
+
+        def work() -> list[int]:
+            try:
+                return index.query(topic, key, begin_ms, end_ms, count_max)
+            except StoreCorrupt:
+                self._lane_failed = True
+                raise
+
+        def answered(positions: list[int] | None, error: BaseException | None) -> None:
+            if isinstance(error, StoreCorrupt):
+                self._written(None, error)
+            done(positions, error)
+
+        self._background.submit(_LANE, work, answered)
 
     def delete_before(self, position: int) -> None:
         """Retention; runs in the background's lane."""
@@ -191,6 +205,32 @@ def gather(view: memoryview, base: int, at: int, stop: int, batch: KeyBatch) -> 
 def indexed(sys_flag: int) -> bool:
     """Rolled back messages are not looked for."""
     return sys_flag & records.SYS_TX_MASK != records.SYS_TX_ROLLBACK
+
+
+def entries_with_key(
+    positions: Sequence[int],
+    entry_at: Callable[[int], memoryview | None],
+    topic: bytes,
+    key: bytes,
+) -> list[memoryview]:
+    """The entries among those that the index named which really have the key.
+
+    Damaged ones are left out with a line in the log, but never taken for "there is none".
+    """
+    entries: list[memoryview] = []
+    damage: RecordDamaged | None = None
+    for position in positions:
+        try:
+            entry = entry_at(position)
+        except RecordDamaged as error:
+            log_lines.error("a query by key leaves out a damaged entry: %s", error)
+            damage = error
+            continue
+        if entry is not None and has_key(entry, topic, key):
+            entries.append(entry)
+    if damage is not None and not entries:
+        raise damage
+    return entries
 
 
 def has_key(entry: memoryview, topic: bytes, key: bytes) -> bool:

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sluice.errors import StoreReadOnly
+from sluice.errors import StoreCorrupt, StoreReadOnly
 from sluice.protocol.records import message_keys
 from sluice.storage.files import Files
 from sluice.storage.key_index_file import I32_MAX, IndexFile, Ints, file_bytes
@@ -41,28 +41,36 @@ class IndexMark(NamedTuple):
 
     `entries` counts them; `end_position` is where in the log to go on when nothing after this file
     is left; `crc` covers begin and entries. 0: not known, because the file was found, not made.
+    `header_crc` covers the header; 0: not known either, in snapshots that did not have it yet.
     """
 
     name: str
     entries: int
     end_position: int
     crc: int
+    header_crc: int = 0
 
 
 # ---------------------------------------------------------------------------------------- gathering
 
 
+# A message's topic, keys (`records.message_keys`), position and store time.
+Found = tuple[bytes, tuple[bytes, bytes, bytes], int, int]
+
+
 class KeyBatch:
-    """The keys of some messages on their way into the index; does no IO."""
+    """The keys of some messages on their way into the index; does no IO.
+
+    Messages are added beside the appends, so that only takes note of them; what the index needs is
+    made of it by whoever writes the batch.
+    """
 
     def __init__(self) -> None:
-        self.keys: list[bytes] = []
+        self._found: list[Found] = []
+        self._size_bytes = 0  # of the last message, where it is known
+        self._spread = 0  # so many of the messages have given their keys to the next two
+        self._keys: list[bytes] = []
         self._messages: list[tuple[int, int, int]] = []  # position, store time, number of keys
-        # Of all messages that were added, also of those without a key. -1: there was none.
-        self.first_position = -1
-        self.end_position = -1
-        self.first_ms = -1
-        self.last_ms = -1
 
     def add(
         self, topic: bytes, properties: bytes, position: int, store_ms: int, size_bytes: int = 0
@@ -72,50 +80,60 @@ class KeyBatch:
         With `size_bytes` a later start goes on behind the message, without it at the message. Both
         are right, because the index knows what it has.
         """
-        self.add_keys(topic, message_keys(properties), position, store_ms, size_bytes)
+        self.add_found([(topic, message_keys(properties), position, store_ms)])
+        self._size_bytes = size_bytes
 
-    def add_keys(
-        self,
-        topic: bytes,
-        found: tuple[bytes, bytes, bytes],
-        position: int,
-        store_ms: int,
-        size_bytes: int = 0,
-    ) -> None:
-        """The same for a message whose keys are known (`records.message_keys`)."""
-        assert position >= self.end_position, "messages come in the order of the log"
-        if self.first_position < 0:
-            self.first_position = position
-            self.first_ms = store_ms
-        self.end_position = position + size_bytes
-        self.last_ms = store_ms
-        # This runs once per message beside the appends: kept to what cannot be done later.
-        keys = self.keys
-        before = len(keys)
-        prefix = topic + b"#"
-        unique, several, tag = found
-        if unique:
-            keys.append(prefix + unique)
-        if several:
-            # A part that equals the unique key is indexed once more, as Apache does.
-            if b" " in several:
-                keys.extend([prefix + part for part in several.split(b" ") if part])
-            else:
-                keys.append(prefix + several)
-        if tag:
-            keys.append(prefix + b"T#" + tag)
-        key_count = len(keys) - before
-        if key_count:
-            self._messages.append((position, store_ms, key_count))
+    def add_found(self, found: list[Found]) -> None:
+        """The same for messages whose keys are known."""
+        self._found += found
+        self._size_bytes = 0
+
+    @property
+    def message_count(self) -> int:
+        """All messages that were added, also those without a key."""
+        return len(self._found)
+
+    @property
+    def first_position(self) -> int:
+        """Of the messages that were added; -1: there was none."""
+        return self._found[0][2] if self._found else -1
+
+    @property
+    def end_position(self) -> int:
+        return self._found[-1][2] + self._size_bytes if self._found else -1
+
+    @property
+    def keys(self) -> list[bytes]:
+        """What the messages are found under, one after the other."""
+        keys, messages = self._keys, self._messages
+        before, last_position = len(keys), -1
+        for topic, (unique, several, tag), position, store_ms in self._found[self._spread :]:
+            assert position >= last_position, "messages come in the order of the log"
+            last_position = position
+            prefix = topic + b"#"
+            if unique:
+                keys.append(prefix + unique)
+            if several:
+                # A part that equals the unique key is indexed once more, as Apache does.
+                if b" " in several:
+                    keys.extend([prefix + part for part in several.split(b" ") if part])
+                else:
+                    keys.append(prefix + several)
+            if tag:
+                keys.append(prefix + b"T#" + tag)
+            if len(keys) > before:
+                messages.append((position, store_ms, len(keys) - before))
+                before = len(keys)
+        self._spread = len(self._found)
+        return keys
 
     def places(self) -> tuple[Ints, Ints]:
         """Position and store time of each key's message."""
+        if self._spread < len(self._found):
+            _ = self.keys
         table: Ints = np.array(self._messages, np.int64).reshape(-1, 3)
         counts = table[:, 2]
         return np.repeat(table[:, 0], counts), np.repeat(table[:, 1], counts)
-
-    def __len__(self) -> int:
-        return len(self.keys)
 
 
 def key_hashes(keys: Sequence[bytes]) -> Ints:
@@ -143,6 +161,10 @@ def _hash_units(units: npt.NDArray[Any], lengths: Ints) -> npt.NDArray[np.uint32
     powers = np.full(int(lengths.max()), 31, np.uint32)
     powers[0] = 1
     powers = np.cumprod(powers, dtype=np.uint32)
+    if lengths.min() == len(powers):
+        # All are of one length, as unique keys mostly are: rows of one table.
+        rows = units.reshape(-1, len(powers)).astype(np.uint32)
+        return np.asarray((rows * powers[::-1]).sum(axis=1, dtype=np.uint32))
     ends = np.cumsum(lengths)
     hashes = np.empty(len(lengths), np.uint32)
     low = 0
@@ -211,15 +233,15 @@ class KeyIndex:
             if whole and (clean or mark is not None):
                 opened = self._disk.open(self._path(name))
                 file = IndexFile(opened, name, self._slots, self._entries_max)
+                self._files.append(file)  # first, so that `close` knows it whatever fails
                 whole = self._accept(file, mark, clean)
                 if whole:
-                    self._files.append(file)
                     if mark is not None and file.header.next_number == mark.entries + 1:
                         end_position = mark.end_position
                     elif file.header.next_number > 1:
                         end_position = file.header.end_position
                     continue
-                file.close()
+                self._files.pop().close()
             if clean:
                 self._set_aside(name)
             else:
@@ -245,9 +267,10 @@ class KeyIndex:
                 before = self._files[-1]
                 opened = self._disk.open(before.path)
                 self._files[-1] = IndexFile(opened, before.name, self._slots, self._entries_max)
-                self._files[-1].crc = before.crc
+                self._files[-1].crc, self._files[-1].sound = before.crc, before.sound
                 continue
-            if kept < newest.header.next_number - 1:
+            # What is damaged is not made to look sound: whoever uses it next finds out.
+            if kept < newest.header.next_number - 1 and newest.is_sound():
                 newest.cut(kept, newest.checksum(kept + 1) if newest.crc else 0)
             break
         self._end_position = min(self._end_position, position)
@@ -272,17 +295,21 @@ class KeyIndex:
 
     def _accept(self, file: IndexFile, mark: IndexMark | None, clean: bool) -> bool:
         entries = file.header.next_number - 1
-        if clean:
-            if mark is not None and entries < mark.entries:
-                return False
-            if mark is not None and entries == mark.entries:
-                file.crc = mark.crc
+        if clean and mark is None:
             return file.plausible()
         assert mark is not None, "after a crash only marked files are opened"
-        if entries == mark.entries and file.room == 0 and file.plausible():
-            file.crc = mark.crc  # it was full when it was made durable: nothing came after
+        same_header = mark.header_crc in (0, file.header_crc)
+        if clean and entries > mark.entries:
+            # Somebody has added what comes later in the log; a damaged count only looks like it.
+            return file.plausible() and file.header.end_position > file.position(mark.entries)
+        if clean:
+            file.crc, file.sound = mark.crc, None
+            return entries == mark.entries and same_header and file.plausible()
+        if entries == mark.entries and file.room == 0 and same_header and file.plausible():
+            # It was full when it was made durable: nothing came after.
+            file.crc, file.sound = mark.crc, None
             return True
-        return file.cut(mark.entries, mark.crc)
+        return file.cut(mark.entries, mark.crc, mark.header_crc)
 
     def _last_indexed(self) -> tuple[int, int] | None:
         """Position and key count of the last message in the files."""
@@ -325,6 +352,7 @@ class KeyIndex:
             while at < len(hashes):
                 before_end_ms = self._prepare_room()
                 newest = self._files[-1]
+                _require_sound(newest)
                 stop = min(at + newest.room, len(hashes))
                 newest.append(hashes[at:stop], positions[at:stop], times[at:stop], before_end_ms)
                 at = stop
@@ -400,7 +428,8 @@ class KeyIndex:
             end_position = file.header.end_position
             if file is self._files[-1]:
                 end_position = self._end_position
-            marks.append(IndexMark(file.name, file.header.next_number - 1, end_position, file.crc))
+            entries = file.header.next_number - 1
+            marks.append(IndexMark(file.name, entries, end_position, file.crc, file.header_crc))
         return marks
 
     def delete_before(self, position: int) -> list[str]:
@@ -436,7 +465,14 @@ class KeyIndex:
                 continue
             last_ms = max(header.begin_ms, header.end_ms)
             if header.begin_ms <= end_ms and begin_ms <= last_ms:
+                _require_sound(file)
                 file.find(key_hash, begin_ms, end_ms, max_count, found)
             if header.begin_ms < begin_ms or len(found) >= max_count:
                 break
         return found
+
+
+def _require_sound(file: IndexFile) -> None:
+    """What is added to a damaged file would hide the damage; what is found in it may be missing."""
+    if not file.is_sound():
+        raise StoreCorrupt(file.path, 0, "the index file does not match its checksum")

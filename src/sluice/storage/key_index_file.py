@@ -89,6 +89,8 @@ class IndexFile:
         self.slots = slots
         self.entries_max = entries_max
         self.crc = 0
+        # Whether entries and slots are what was made durable; None: not looked at since the start.
+        self.sound: bool | None = True
         self.dirty = False  # has bytes that were not made durable
         self.torn = False  # a write failed between its slots and its header
         header = IndexHeader(*_HEADER.unpack_from(self._view, 0))
@@ -97,6 +99,10 @@ class IndexFile:
     @property
     def room(self) -> int:
         return self.entries_max - self.header.next_number
+
+    @property
+    def header_crc(self) -> int:
+        return crc32(_HEADER.pack(*self.header))
 
     def position(self, number: int) -> int:
         return int(self._entries["position"][number])
@@ -194,8 +200,21 @@ class IndexFile:
             crc = crc32(self._view[at : min(at + step, stop)], crc)
         return crc
 
-    def cut(self, entries: int, crc: int) -> bool:
-        """Forget all but the first entries; false where they are not those with this checksum."""
+    def is_sound(self) -> bool:
+        """Compare entries and slots with the checksum, once after a start."""
+        if self.sound is None:
+            # A file that was found, not made, has no checksum to compare with.
+            self.sound = not self.crc or (
+                self.checksum(self.header.next_number) == self.crc
+                and np.array_equal(self._table(), self._slots)
+            )
+        return self.sound
+
+    def cut(self, entries: int, crc: int, header_crc: int = 0) -> bool:
+        """Forget all but the first entries; false where they are not those with this checksum.
+
+        `header_crc` is the header's when they were made durable, 0 where it is not known.
+        """
         count = entries + 1
         if not 1 <= count <= self.entries_max:
             return False
@@ -210,7 +229,8 @@ class IndexFile:
         else:
             last = count - 1
             end_ms = old.end_ms
-            if old.next_number != count or old.end_position != self.position(last):
+            is_exact = old.next_number == count and old.end_position == self.position(last)
+            if not is_exact or header_crc not in (0, self.header_crc):
                 # The exact time is gone; the latest that it can be hides nothing.
                 seconds = int(self._entries["seconds"][last]) if last > 1 else 0
                 end_ms = min(old.begin_ms + seconds * 1000 + 999, _I64_MAX)
@@ -218,18 +238,14 @@ class IndexFile:
                 end_ms=end_ms, end_position=self.position(last), next_number=count
             )
         self.crc = crc
+        self.sound = True
         self.mend()
         return True
 
     def mend(self) -> None:
         """Make the slots again from the entries: the newest entry of each slot wins."""
         self.torn = True
-        count = self.header.next_number
-        table = np.zeros(self.slots, np.int32)
-        for start in range(1, count, _CHUNK_ENTRIES):
-            stop = min(start + _CHUNK_ENTRIES, count)
-            hashes = self._entries["hash"][start:stop].astype(np.int64)
-            table[hashes % self.slots] = np.arange(start, stop)
+        table = self._table()
         changed = np.flatnonzero(table != self._slots)
         used_slots = int(np.count_nonzero(table))
         self.header = self.header._replace(used_slots=used_slots)
@@ -239,6 +255,16 @@ class IndexFile:
             self._write_slots(changed, table[changed].astype(np.int64))
             self._opened.pwritev([data], 0)
         self.torn = False
+
+    def _table(self) -> npt.NDArray[np.int32]:
+        """The slots as they follow from the entries."""
+        count = self.header.next_number
+        table = np.zeros(self.slots, np.int32)
+        for start in range(1, count, _CHUNK_ENTRIES):
+            stop = min(start + _CHUNK_ENTRIES, count)
+            hashes = self._entries["hash"][start:stop].astype(np.int64)
+            table[hashes % self.slots] = np.arange(start, stop)
+        return table
 
     def find(
         self, key_hash: int, begin_ms: int, end_ms: int, max_count: int, found: list[int]

@@ -15,15 +15,16 @@ from sluice.storage.state import OFFSET_TABLE, Change
 if TYPE_CHECKING:
     from sluice.storage.store import Store
 
+Positions = dict[str, dict[str, int]]  # "topic@group" -> queue -> offset
+
 
 class OffsetCommits:
     """Positions on their way into the log of one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        # "topic@group" -> queue -> offset: committed since the last entry, and in that entry.
-        self._waiting: dict[str, dict[str, int]] = {}
-        self._sent: dict[str, dict[str, int]] = {}
+        self._waiting: Positions = {}  # committed since the last entry
+        self._sent: Positions = {}  # in that entry, which is not durable yet
         self._sent_ms = 0
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
@@ -57,9 +58,7 @@ class OffsetCommits:
         def confirmed(error: SluiceError | None) -> None:
             self._sent = {}
             if error is not None:
-                # What was committed again since then is newer.
-                for key, value in sent.items():
-                    self._waiting[key] = {**value, **self._waiting.get(key, {})}
+                self.give_back(sent)
 
         try:
             for body in bodies[:-1]:
@@ -67,3 +66,19 @@ class OffsetCommits:
             store.stage_state(bodies[-1], confirmed)
         except SluiceError as error:
             confirmed(error)
+
+    def take(self, topic: str) -> Positions:
+        """Forget what waits for a topic, which is being deleted; returns what that was."""
+        taken: Positions = {}
+        for key in [key for key in self._sent if key.startswith(f"{topic}@")]:
+            taken[key] = self._sent[key]
+            self._sent[key] = {}  # not taken out: the entry is under way still
+        for key in [key for key in self._waiting if key.startswith(f"{topic}@")]:
+            taken[key] = {**taken.get(key, {}), **self._waiting.pop(key)}
+        return taken
+
+    def give_back(self, positions: Positions) -> None:
+        """These were not stored; what was committed again since then is newer."""
+        for key, value in positions.items():
+            if value:
+                self._waiting[key] = {**value, **self._waiting.get(key, {})}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any, Final
 
 from sluice.config import StoreConfig
@@ -19,7 +20,7 @@ from sluice.storage import recovery as recoveries
 from sluice.storage import snapshot as marks
 from sluice.storage import state as states
 from sluice.storage.background import Background
-from sluice.storage.checkpoint import collect, row_of, write_part
+from sluice.storage.checkpoint import TREES, collect, remove_units, row_of, write_part
 from sluice.storage.files import FileLock, Files
 from sluice.storage.indexing import Indexing
 from sluice.storage.key_index import IndexMark, KeyIndex
@@ -41,18 +42,17 @@ def open_store(
 ) -> Store:
     """Open the store in `config.directory`, making it where there is none."""
     store = Store(config, files, background, now_ms, store_host)
-    lock = _lock(files, store.root)
-    try:
-        _open_locked(store, lock, progress)
-    except MessageIllegal as error:
-        lock.release()
-        raise StoreCorrupt(store.log.directory, 0, str(error)) from error
-    except OSError as error:
-        lock.release()
-        raise _explained(error, store.root) from error
-    except BaseException:
-        lock.release()
-        raise
+    with ExitStack() as opened:
+        lock = _lock(files, store.root)
+        opened.callback(lock.release)
+        opened.callback(store.log.close)
+        try:
+            _open_locked(store, lock, opened, progress)
+        except MessageIllegal as error:
+            raise StoreCorrupt(store.log.directory, 0, str(error)) from error
+        except OSError as error:
+            raise _explained(error, store.root) from error
+        opened.pop_all()  # it is the store's now; before, whatever fails gives all of it back
     return store
 
 
@@ -77,7 +77,9 @@ def _explained(error: OSError, root: str) -> StoreError:
     return StoreError(f"{where}: cannot open the store: {error.strerror or error}")
 
 
-def _open_locked(store: Store, lock: FileLock, progress: recoveries.Progress | None) -> None:
+def _open_locked(
+    store: Store, lock: FileLock, opened: ExitStack, progress: recoveries.Progress | None
+) -> None:
     files, root, log = store.files, store.root, store.log
     clean = not files.exists(f"{root}/{marks.ABORT_NAME}")
     mark = marks.DurableMark(files, root)
@@ -97,9 +99,12 @@ def _open_locked(store: Store, lock: FileLock, progress: recoveries.Progress | N
     state_is_known = _restore_tables(store, found_config, snapshot, strict_from, durable)
     if snapshot is not None:
         _restore_queues(store, snapshot)
-    apply = _ignore if state_is_known else _applier(store)
+    # A rebuild knows from the beginning which entries belong to no queue.
+    on_state = _on_state(store, apply=not state_is_known, drop=not rebuilt)
     queue_paths: set[str] = set()
-    found = _scan(store, start, store.last_ms, apply, queue_paths, strict_from, rebuilt, progress)
+    found = _scan(
+        store, start, store.last_ms, on_state, queue_paths, strict_from, rebuilt, progress
+    )
     recoveries.refuse_damage(log, found, start, durable)
 
     # From here on the directory may be changed.
@@ -118,7 +123,7 @@ def _open_locked(store: Store, lock: FileLock, progress: recoveries.Progress | N
         _take_over_queue_files(store)
     _restore_ends(store)
     _correct_firsts(store, snapshot)
-    indexing, indexed_to = _open_index(store, snapshot, clean=clean)
+    indexing, indexed_to = _open_index(store, snapshot, opened, clean=clean)
     changed = found.entry_count > 0 or rebuilt or bool(found.cut_files)
     if not clean:
         log.sync_names()
@@ -129,6 +134,7 @@ def _open_locked(store: Store, lock: FileLock, progress: recoveries.Progress | N
         for file in log.files_between(start, found.end + 1):
             file.sync()  # what a killed process left was written, but not yet durable
         store.files.sync_many(sorted(queue_paths))
+    opened.callback(mark.close)
     mark.open()
     mark.write(found.end)
     recovery = Recovery(start, found.end, found.entry_count, rebuilt, found.cut_files)
@@ -144,10 +150,6 @@ def _is_ours(files: Files, root: str) -> bool:
     return files.read(f"{root}/{marks.ABORT_NAME}", 1 << 10) == _ABORT_TEXT
 
 
-def _ignore(entry: memoryview, store_ms: int) -> None:
-    """The tables already hold what this entry says."""
-
-
 def _restore_times(store: Store, snapshot: dict[str, Any]) -> None:
     store.last_ms = snapshot["last_ms"]
     for base, last_ms in snapshot["segments"].items():
@@ -157,8 +159,9 @@ def _restore_times(store: Store, snapshot: dict[str, Any]) -> None:
 
 def _restore_queues(store: Store, snapshot: dict[str, Any]) -> None:
     for row in snapshot["queues"]:
-        topic, queue_id, _, first, start_offset, written, end_offset, sums = row
-        queue = store.queue(topic, queue_id)
+        topic, queue_id, kind, first, start_offset, written, end_offset, sums = row
+        # The files are as they are, whatever has become of the topic's settings since.
+        queue = store.queue(topic, queue_id, batches=kind == BatchQueueIndex.kind)
         queue.restore(
             first, start_offset, written, end_offset, {int(b): crc for b, crc in sums.items()}
         )
@@ -191,7 +194,12 @@ def _restore_tables(
     # its own.
     tables.tables = {**config.foreign, **config.ours} if snapshot is None else {}
     scan = recoveries.Scan(
-        store.log, store.queue, _applier(store), (), only_state=True, strict_from=strict_from
+        store.log,
+        store.queue,
+        _on_state(store, apply=True, drop=False),
+        (),
+        only_state=True,
+        strict_from=strict_from,
     )
     found = scan.run(store.log.start, 0)
     # Settings behind damage must not get lost in silence; and nothing was changed so far.
@@ -200,18 +208,30 @@ def _restore_tables(
     return True
 
 
-def _applier(store: Store) -> Callable[[memoryview, int], None]:
-    def apply(entry: memoryview, store_ms: int) -> None:
-        store.state.apply(records.decode(entry).body, store_ms)
+def _on_state(
+    store: Store, *, apply: bool, drop: bool
+) -> Callable[[memoryview, int], Iterable[str]]:
+    """What a scan does with an entry of settings: not applied where the tables hold it already;
+    with `drop` the queues of the topics that it deletes go, which are returned.
+    """
 
-    return apply
+    def on_state(entry: memoryview, store_ms: int) -> Iterable[str]:
+        body = records.decode(entry).body
+        if apply:
+            store.state.apply(body, store_ms)
+        deleted = states.deleted_topics(body) if drop else {}
+        for topic, position in deleted.items():
+            store.removal.dropped(topic, position)
+        return deleted
+
+    return on_state
 
 
 def _scan(
     store: Store,
     start: int,
     last_ms: int,
-    apply: Callable[[memoryview, int], None],
+    on_state: Callable[[memoryview, int], Iterable[str]],
     queue_paths: set[str],
     strict_from: int,
     rebuilt: bool,
@@ -221,7 +241,10 @@ def _scan(
         """In a long rebuild: bring the units to their files, so that memory stays bounded."""
         if rebuilt:
             marks.drop_snapshot(store.files, store.root)
-        for write in collect(store.queues.values(), end):
+        # Where a topic was deleted its old files are there still: the checkpoint sees to them.
+        waiting = store.removal.waiting
+        queues = [queue for queue in store.queues.values() if queue.key.topic not in waiting]
+        for write in collect(queues, end):
             for part in write.parts:
                 queue_paths.add(write_part(store.files, write.queue, part))
             write.queue.collected(write)
@@ -229,8 +252,9 @@ def _scan(
     return recoveries.Scan(
         store.log,
         store.queue,
-        apply,
+        on_state,
         store.config.delay_levels_ms,
+        dict(store.table(states.DELETED_TABLE)),
         progress=progress,
         after_segment=write_out,
         strict_from=strict_from,
@@ -241,13 +265,15 @@ def _take_over_queue_files(store: Store) -> None:
     """After a rebuild: what older files say beyond it is wiped; queues without entries keep
     their end.
     """
-    files = store.files
-    for tree in (QueueIndex.tree, BatchQueueIndex.tree):
+    files, deleted = store.files, store.table(states.DELETED_TABLE)
+    for tree in TREES:
         for topic in files.names(f"{store.root}/{tree}"):
             for queue_id in files.names(f"{store.root}/{tree}/{topic}"):
                 directory = f"{store.root}/{tree}/{topic}/{queue_id}"
                 queue = store.queues.get((topic, int(queue_id))) if queue_id.isdigit() else None
-                if queue is None and queue_id.isdigit() and tree == QueueIndex.tree:
+                if topic in deleted and (queue is None or queue.tree != tree):
+                    remove_units(files, directory)
+                elif queue is None and queue_id.isdigit() and tree == QueueIndex.tree:
                     _restore_empty(store, topic, int(queue_id), directory)
                 elif queue is not None and queue.tree == tree:
                     _wipe_beyond(files, queue, directory)
@@ -306,7 +332,7 @@ def _correct_firsts(store: Store, snapshot: dict[str, Any] | None) -> None:
 
 
 def _open_index(
-    store: Store, snapshot: dict[str, Any] | None, *, clean: bool
+    store: Store, snapshot: dict[str, Any] | None, opened: ExitStack, *, clean: bool
 ) -> tuple[Indexing, int]:
     config = store.config
     if not config.key_index:
@@ -319,6 +345,7 @@ def _open_index(
         entries_max=config.key_index_entries,
         now_ms=store.now_ms,
     )
+    opened.callback(index.close)
     saved: list[IndexMark] = []
     if snapshot is not None:
         saved = [IndexMark(*mark) for mark in snapshot["index"] or []]

@@ -63,10 +63,13 @@ class QueueRow(NamedTuple):
 class _Cursor:
     """The units of one queue, one after the other, from files that may be of any length."""
 
-    def __init__(self, files: Files, directory: str, unit: Struct, row: QueueRow | None) -> None:
+    def __init__(
+        self, files: Files, directory: str, unit: Struct, row: QueueRow | None, floor: int
+    ) -> None:
         self._files = files
         self._directory = directory
         self._unit = unit
+        self._floor = floor  # units that point below it are left over from a deleted topic
         names = [name for name in files.names(directory) if name.isdigit()]
         size = max((files.size(f"{directory}/{name}") for name in names), default=0)
         self.file_units = size // unit.size
@@ -89,7 +92,7 @@ class _Cursor:
             return None
         unit: tuple[int, ...] = self._unit.unpack_from(self._chunk, inside)
         # Where nobody says how many there are, the first empty one ends the queue.
-        return None if self._stop is None and unit[1] == 0 else unit
+        return unit if self._stop is not None or _is_used(unit, self._floor) else None
 
     def place(self) -> tuple[str, int]:
         """File and byte of the unit at `index`."""
@@ -115,15 +118,23 @@ class _Cursor:
 
 
 class QueueCheck:
-    """Compares queue files with a log. `rows` is None for a store without a usable snapshot."""
+    """Compares queue files with a log. `rows` is None for a store without a usable snapshot;
+    entries of a topic below its floor belong to no queue, the topic was deleted.
+    """
 
     def __init__(
-        self, files: Files, root: str, rows: Mapping[Key, QueueRow] | None, log_start: int
+        self,
+        files: Files,
+        root: str,
+        rows: Mapping[Key, QueueRow] | None,
+        log_start: int,
+        floors: Mapping[bytes, int],
     ) -> None:
         self._files = files
         self._root = root
         self._rows = rows
         self._log_start = log_start
+        self._floors = floors
         self._cursors: dict[Key, _Cursor | None] = {}
 
     def on_entry(self, position: int, entry: records.Summary) -> None:
@@ -144,6 +155,11 @@ class QueueCheck:
                 cursor.index += 1
                 return
             self._pass_by(cursor, unit)
+
+    def forget(self, topic: bytes) -> None:
+        """The log deletes this topic here: what was compared so far says nothing of its queues."""
+        for key in [key for key in self._cursors if key[0] == topic]:
+            del self._cursors[key]
 
     def finish(self) -> list[Problem]:
         """The log is over: what is left in the files points nowhere."""
@@ -170,11 +186,12 @@ class QueueCheck:
             if row is None:
                 return None  # newer than the snapshot: no file vouches for it yet
             unit = _TREES[row.kind][1]
-            return _Cursor(self._files, row.directory(self._root), unit, row)
+            return _Cursor(self._files, row.directory(self._root), unit, row, 0)
         for tree, unit in _TREES.values():
             directory = f"{self._root}/{tree}/{topic}/{key[1]}"
             if self._files.is_directory(directory):
-                return _Cursor(self._files, directory, unit, None)
+                floor = self._floors.get(key[0], 0)
+                return _Cursor(self._files, directory, unit, None, floor)
         return None
 
     def _pass_by(self, cursor: _Cursor, unit: tuple[int, ...]) -> None:
@@ -221,7 +238,7 @@ class QueueCheck:
         return problems
 
 
-def ends_in_files(files: Files, root: str) -> dict[Key, int]:
+def ends_in_files(files: Files, root: str, floors: Mapping[bytes, int]) -> dict[Key, int]:
     """For each queue that has files the offset after its last unit, whatever the log says."""
     ends: dict[Key, int] = {}
     for tree, unit in _TREES.values():
@@ -229,16 +246,21 @@ def ends_in_files(files: Files, root: str) -> dict[Key, int]:
             for queue_id in files.names(f"{root}/{tree}/{topic}"):
                 directory = f"{root}/{tree}/{topic}/{queue_id}"
                 if queue_id.isdigit() and files.is_directory(directory):
-                    ends[topic.encode(), int(queue_id)] = _end_in(files, directory, unit)
+                    floor = floors.get(topic.encode(), 0)
+                    ends[topic.encode(), int(queue_id)] = _end_in(files, directory, unit, floor)
     return ends
 
 
-def _end_in(files: Files, directory: str, unit: Struct) -> int:
+def _is_used(unit: tuple[int, ...], floor: int) -> bool:
+    return unit[1] == FILLER_SIZE or (unit[1] != 0 and unit[0] >= floor)
+
+
+def _end_in(files: Files, directory: str, unit: Struct, floor: int) -> int:
     names = [name for name in files.names(directory) if name.isdigit()]
     for name in reversed(names):
         file = files.open(f"{directory}/{name}", writable=False)
         try:
-            used = _used_units(file, unit)
+            used = _used_units(file, unit, floor)
             if used and unit is SIMPLE_UNIT:
                 return int(name) // unit.size + used
             if used:
@@ -249,12 +271,12 @@ def _end_in(files: Files, directory: str, unit: Struct) -> int:
     return 0
 
 
-def _used_units(file: OpenFile, unit: Struct) -> int:
+def _used_units(file: OpenFile, unit: Struct, floor: int) -> int:
     """The units of a file before the first empty one; used ones come first, so halving finds it."""
     low, high = 0, file.size // unit.size
     while low < high:
         middle = (low + high) // 2
-        if unit.unpack(file.pread(unit.size, middle * unit.size))[1] != 0:
+        if _is_used(unit.unpack(file.pread(unit.size, middle * unit.size)), floor):
             low = middle + 1
         else:
             high = middle

@@ -84,24 +84,28 @@ class QueueFiles:
     def __init__(self, files: Files) -> None:
         self.files = files
         self._open: OrderedDict[str, OpenFile] = OrderedDict()
-        self._opened: dict[str, OpenFile] = {}  # by threads, on their way to the owner
+        # By threads, on their way to the owner; each with the queue that asked, because a queue of
+        # a deleted topic may have had a file of the same name.
+        self._opened: dict[str, tuple[QueueIndex, OpenFile]] = {}
 
-    def get(self, path: str) -> OpenFile | None:
+    def get(self, path: str, queue: QueueIndex) -> OpenFile | None:
         """The file if it is open: opening may wait for the disk, so `open` does it on a thread."""
         file = self._open.get(path)
         if file is not None:
             self._open.move_to_end(path)
             return file
-        file = self._opened.pop(path, None)
-        if file is not None:
-            self._open[path] = file
-            if len(self._open) > OPEN_FILES_MAX:
-                self._open.popitem(last=False)
+        opener, file = self._opened.pop(path, (None, None))
+        if file is None or opener is not queue:
+            return None
+        self._open[path] = file
+        if len(self._open) > OPEN_FILES_MAX:
+            self._open.popitem(last=False)
         return file
 
-    def open(self, path: str) -> OpenFile:
+    def open(self, path: str, queue: QueueIndex) -> OpenFile:
         """Open a file for the owner's next `get`; runs on any thread."""
-        file = self._opened[path] = self.files.open(path, writable=False)
+        file = self.files.open(path, writable=False)
+        self._opened[path] = (queue, file)
         return file
 
     def forget(self, path: str) -> None:
@@ -188,10 +192,10 @@ class QueueIndex:
         """The unit of an entry."""
         return SIMPLE_UNIT.pack(position, size, tags_code)
 
-    def add(self, unit: bytes) -> None:
-        """Take a unit whose entry is in the log now."""
-        self.tail += unit
-        self.count += 1
+    def add(self, units: bytes) -> None:
+        """Take the units of entries that are in the log now."""
+        self.tail += units
+        self.count += len(units) // self.unit_bytes
 
     def add_found(self, unit: bytes, offset: int, count: int) -> bool:
         """Recovery found this entry in the log; False where the queue has its offset already."""
@@ -312,12 +316,12 @@ class QueueIndex:
                 return self._whole(file.pread(size, begin), size, path, begin)
             finally:
                 file.close()
-        opened = store.get(path)
+        opened = store.get(path, self)
         if opened is None or base in self.unverified or not opened.resident(begin, begin + size):
 
             def work() -> None:
                 self._verify(base, path, store.files)
-                (opened or store.open(path)).warm(begin, begin + size)
+                (opened or store.open(path, self)).warm(begin, begin + size)
 
             raise ColdRead(work)
         return self._whole(opened.pread(size, begin), size, path, begin)
@@ -439,9 +443,9 @@ class BatchQueueIndex(QueueIndex):
         narrow, true_count = (count, 0) if count <= COUNT_I16_MAX else (COUNT_I16_MAX, count)
         return BATCH_UNIT.pack(position, size, tags_code, store_ms, offset, narrow, -1, true_count)
 
-    def add(self, unit: bytes) -> None:
-        super().add(unit)
-        fields = BATCH_UNIT.unpack(unit)
+    def add(self, units: bytes) -> None:
+        super().add(units)
+        fields = BATCH_UNIT.unpack(units[-BATCH_UNIT.size :])
         self._end_offset = fields[4] + (fields[7] or fields[5])
 
     def add_found(self, unit: bytes, offset: int, count: int) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from struct import Struct
@@ -26,6 +27,7 @@ from sluice.storage.commit_log import CommitLog
 from sluice.storage.queue_index import FILLER_SIZE, ColdRead, QueueFiles, QueueIndex, Unit
 
 _HEAD: Final = Struct(">iI4xi4xqq")  # size, magic, queue id, queue offset, position
+_MAGICS: Final = (records.MAGIC_V1, records.MAGIC_V2)
 SCAN_UNITS_MAX: Final = 800  # units looked at in one read, matching or not: bounds a filter's work
 
 Accept = Callable[[int], bool]
@@ -80,7 +82,7 @@ class Reader:
         self._store = store
         self._trusted_from = trusted_from
         self._opened_at = log.written
-        self._hot_bytes = hot_bytes
+        self.hot_bytes = hot_bytes
 
     # ----------------------------------------------------------------------------------- visibility
 
@@ -163,9 +165,12 @@ class Reader:
         self._require_memory(runs)
         trusted_from = self._trusted_from
         queue_id = queue.key.queue_id
+        base, view = -1, memoryview(b"")
         for position, size, _, offset, _ in chosen:
             at = position % segment_bytes
-            view = log.segments[position - at].file.view()
+            if position - at != base:
+                base = position - at
+                view = log.segments[base].file.view()
             if position < trusted_from:
                 self._check_whole(queue, view, at, position, size, offset)
                 continue
@@ -177,7 +182,7 @@ class Reader:
     def _require_memory(self, runs: list[tuple[int, int]]) -> None:
         """Raise `ColdRead` where a part may have to come from the disk."""
         log = self._log
-        hot_from = max(self._opened_at, log.written - self._hot_bytes)
+        hot_from = max(self._opened_at, log.written - self.hot_bytes)
         segment_bytes = log.segment_bytes
         cold = []
         for start, stop in runs:
@@ -212,40 +217,57 @@ class Reader:
         return RecordDamaged(path, at, reason, offset + 1)
 
     def entry(self, position: int, confirmed: int) -> memoryview | None:
-        """The entry at a position, checked; None where no entry starts there."""
+        """The entry at a position, checked; None where no entry starts there.
+
+        Anybody may ask for any position, so most bytes that are no entry are the middle of one. But
+        what has an entry's magic or names its own place was an entry: then it is `RecordDamaged`.
+        """
         log = self._log
         if not log.start <= position < confirmed:
             return None
         at = position % log.segment_bytes
-        file = log.segments[position - at].file
-        if not file.resident(at, min(at + 8, log.segment_bytes)):
-            raise ColdRead(lambda: file.warm(at, at + 8))
-        view = file.view()
-        size, magic = records.peek(view, at)
-        if magic not in (records.MAGIC_V1, records.MAGIC_V2) or not 0 < size <= len(view) - at:
+        if log.segment_bytes - at < _HEAD.size:
             return None
-        self._require_memory([(position, position + size)])
+        file = log.segments[position - at].file
+        if not file.resident(at, at + _HEAD.size):
+            raise ColdRead(lambda: file.warm(at, at + _HEAD.size))
+        view = file.view()
+        size, magic, _, _, own_position = _HEAD.unpack_from(view, at)
+        if magic not in _MAGICS and own_position != position:
+            return None
+        if 0 < size <= len(view) - at:
+            self._require_memory([(position, position + size)])
         try:
             records.summarize(view, at, position)
-        except records.BadRecord:
-            return None
+        except records.BadRecord as error:
+            path, at = log.path_of(position)
+            raise RecordDamaged(path, at, str(error)) from error
         return view[at : at + size]
 
     # ----------------------------------------------------------------------------------------- time
 
     def store_ms(self, position: int) -> int:
-        """When the entry at a position was stored."""
+        """When the entry at a position was stored. Raises `RecordDamaged` where nobody can tell."""
+        log = self._log
+        if position < self._trusted_from:
+            entry = self.entry(position, log.written)
+            if entry is None:
+                path, at = log.path_of(position)
+                raise RecordDamaged(path, at, "no entry starts here")
+            return records.store_time_ms(entry, 0)
         self._require_memory([(position, position + 88)])
-        at = position % self._log.segment_bytes
-        return records.store_time_ms(self._log.segments[position - at].file.view(), at)
+        at = position % log.segment_bytes
+        return records.store_time_ms(log.segments[position - at].file.view(), at)
 
     def earliest_ms(self, queue: QueueIndex, confirmed: int) -> int:
         """When the oldest readable entry was stored, -1 where there is none."""
         for index in range(queue.first, self.visible_units(queue, confirmed)):
             raw = queue.units(index, index + 1, self._store, wait=False)
             position, size, *_ = queue.iterate(raw, index)[0]
-            if size != FILLER_SIZE:
-                return self.store_ms(position)
+            # A damaged entry has no time; the next one tells it nearly as well.
+            with suppress(RecordDamaged):
+                if size != FILLER_SIZE:
+                    return self.store_ms(position)
         return -1
 
     def offset_for_time(
@@ -260,8 +282,10 @@ class Reader:
             while index < stop:
                 raw = queue.units(index, index + 1, self._store, wait=False)
                 position, size, *_ = queue.iterate(raw, index)[0]
-                if size != FILLER_SIZE:
-                    return self.store_ms(position)
+                # For what has no time, because it is damaged or gone, the next entry decides.
+                with suppress(RecordDamaged):
+                    if size != FILLER_SIZE:
+                        return self.store_ms(position)
                 index += 1
             return 1 << 62
 
@@ -301,6 +325,11 @@ def _choose(
     units: list[Unit], offset: int, count_max: int, bytes_max: int, accept: Accept | None
 ) -> tuple[list[Unit], int, int]:
     """The units to return, the offset to go on from, and their bytes."""
+    if accept is None and 0 < len(units) <= count_max:
+        # Mostly all are returned. A filler is longer than any limit, so it goes the other way.
+        byte_count = sum([unit[1] for unit in units])
+        if byte_count <= bytes_max:
+            return units, units[-1][3] + units[-1][4], byte_count
     chosen: list[Unit] = []
     byte_count = 0
     next_offset = offset

@@ -19,7 +19,7 @@ clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -58,17 +58,20 @@ class Scan:
 
     log: CommitLog
     queue_of: Callable[[str, int], QueueIndex]
-    on_state: Callable[[memoryview, int], None]
+    on_state: Callable[[memoryview, int], Iterable[str]]  # gives the topics that the entry deletes
     delay_levels_ms: tuple[int, ...]
+    deleted: Mapping[str, int] = field(default_factory=dict)  # topic -> below it, no entry counts
     progress: Progress | None = None
     after_segment: Callable[[int], None] | None = None
     only_state: bool = False
     strict_from: int = 1 << 63  # entries from here on may be torn though no checksum says so
     _queues: dict[tuple[bytes, int], QueueIndex] = field(default_factory=dict)
+    _floors: dict[bytes, int] = field(default_factory=dict)
 
     def run(self, start: int, last_ms: int) -> Found:
         """Scan from `start`, which must be the start of an entry or the end of the log."""
         found = Found(start, last_ms)
+        self._floors = {topic.encode(): position for topic, position in self.deleted.items()}
         log = self.log
         position = start
         while (segment := log.segments.get(position - position % log.segment_bytes)) is not None:
@@ -106,7 +109,8 @@ class Scan:
                 found.stopped_by = str(error)
                 return base + at, False
             if entry.topic == _STATE_TOPIC_BYTES:
-                self.on_state(view[at : at + size], entry.store_ms)
+                for topic in self.on_state(view[at : at + size], entry.store_ms):
+                    self._forget(topic.encode())
             found.last_ms = max(found.last_ms, entry.store_ms)
             found.entry_count += 1
             at += size
@@ -115,6 +119,8 @@ class Scan:
         size, queue_id, offset, sys_flag, store_ms, topic, properties = entry
         if not records.in_queue(sys_flag):
             return
+        if self._floors and position < self._floors.get(topic, 0):
+            return  # of a topic that was deleted later
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             queue = self.queue_of(topic.decode("utf-8", "replace"), queue_id)
@@ -123,6 +129,11 @@ class Scan:
         count = records.offset_count(sys_flag, properties) if sys_flag & 0x80 else 1
         unit = queue.pack(position, size, code, store_ms, offset, count)
         queue.add_found(unit, offset, count)
+
+    def _forget(self, topic: bytes) -> None:
+        """A topic of this name begins anew."""
+        for key in [key for key in self._queues if key[0] == topic]:
+            del self._queues[key]
 
 
 def usable_snapshot(files: Files, root: str, log: CommitLog, durable: int) -> dict[str, Any] | None:

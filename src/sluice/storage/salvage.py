@@ -101,6 +101,7 @@ class _Salvage:
         self._last_ms = 0
         self._store_host = LOOPBACK_HOST
         self._tables = states.StateTables()
+        self._floors: dict[bytes, int] = {}  # deleted topics: entries below belong to no queue
         self._state_topic = states.STATE_TOPIC.encode()
         self._state_from = 0
 
@@ -116,9 +117,13 @@ class _Salvage:
         if not self._runs:
             raise StoreError(f"{self._log.directory}: no intact entry was found")
         self._find_gaps()
-        ends = {(t.encode(), q): end for t, q, *_, end, _ in (snapshot or {"queues": []})["queues"]}
+        ends = {
+            (topic.encode(), queue_id): end
+            for topic, queue_id, *_, end, _ in (snapshot or {"queues": []})["queues"]
+            if self._floors.get(topic.encode(), -1) < reliable
+        }
         if snapshot is None:
-            ends = ends_in_files(files, root)
+            ends = ends_in_files(files, root, self._floors)
             reliable = self._log.stop if ends else 0
         self._set_ends(ends, reliable)
         self._write_log()
@@ -132,6 +137,8 @@ class _Salvage:
         config = states.read_files(self._files, f"{self._root}/config")
         self._tables.tables = {**config.foreign, **config.ours}
         self._foreign = config.foreign
+        deleted = self._tables.tables.get(states.DELETED_TABLE, {})
+        self._floors = {topic.encode(): floor for topic, floor in deleted.items()}
         whole = not config.damaged and self._tables.tables
         return reliable if whole else 0
 
@@ -150,7 +157,8 @@ class _Salvage:
         self.done.entry_count += 1
         self.done.copied_bytes += entry.size
         self._last_ms = max(self._last_ms, entry.store_ms)
-        if records.in_queue(entry.sys_flag):
+        floor = self._floors.get(entry.topic, 0)
+        if position >= floor and records.in_queue(entry.sys_flag):
             count = records.offset_count(entry.sys_flag, entry.properties)
             key = (entry.topic, entry.queue_id)
             end = max(self._queues.get(key, (0, 0))[0], entry.queue_offset + count)
@@ -167,8 +175,15 @@ class _Salvage:
         self._store_host = decoded.store_host
         try:
             self._tables.apply(decoded.body, entry.store_ms)
+            for topic, floor in states.deleted_topics(decoded.body).items():
+                self._forget(topic.encode(), floor)
         except (ValueError, KeyError, TypeError):
             self.done.notes.append(f"settings at position {position} make no sense: left out")
+
+    def _forget(self, topic: bytes, floor: int) -> None:
+        self._floors[topic] = max(floor, self._floors.get(topic, 0))
+        for key in [key for key in self._queues if key[0] == topic]:
+            del self._queues[key]
 
     def _read(self, position: int, size: int) -> bytes:
         at = position % self._log.segment_bytes

@@ -11,6 +11,9 @@ else and is taken over as it is.
 Before retention deletes the oldest entries all tables are written to the log again ("full" bodies,
 in parts that count only together), so that the log alone always suffices.
 
+A topic is deleted by one change of the table `deleted`, which holds a position: the topic's entries
+below it belong to no queue. The change takes everything with it that other tables say of the topic.
+
 This module is pure but for `read_files`; it does not append, it makes and applies the bodies.
 """
 
@@ -33,16 +36,24 @@ TOPIC_TABLE: Final = "topic"
 GROUP_TABLE: Final = "group"
 DELAY_TABLE: Final = "delay"
 QUEUE_END_TABLE: Final = "queue_end"
+DELETED_TABLE: Final = "deleted"  # topic -> position in the log
+SETTING_TABLE: Final = "setting"  # settings that were changed while the broker ran, as text
+REQUEST_MODE_TABLE: Final = "request_mode"  # topic -> group -> whether it pulls or pops
+FORBIDDEN_TABLE: Final = "forbidden"  # group -> topic -> bits of what it may not do
 
 _FILE_BYTES_MAX: Final = 1 << 30
 _MARK: Final = "sluice"
+_MARK_MEMBERS: Final = {"log", "crc"}
 # Tables that RocketMQ knows, each with its file and the member that holds the map.
 _ROCKETMQ_FILES: Final = {
     TOPIC_TABLE: ("topics.json", "topicConfigTable"),
     GROUP_TABLE: ("subscriptionGroup.json", "subscriptionGroupTable"),
     OFFSET_TABLE: ("consumerOffset.json", "offsetTable"),
     DELAY_TABLE: ("delayOffset.json", "offsetTable"),
+    REQUEST_MODE_TABLE: ("messageRequestMode.json", "messageRequestModeMap"),
 }
+# RocketMQ keeps this one in the file of the groups. Ours is the truth, theirs is written beside it.
+_FORBIDDEN_MEMBER: Final = "forbiddenTable"
 _OWN_FILE: Final = "sluice.json"  # all tables that RocketMQ does not know
 
 # [table, key, value]; None deletes the key. In the offset table a value is merged into the old one.
@@ -114,6 +125,8 @@ class StateTables:
             changes = [change for group in self._parts for change in group]
             self._parts = []
         for name, key, value in changes:
+            if name == DELETED_TABLE and value is not None and part is None:
+                self._forget_topic(key)
             self._change(name, key, value)
         self.version += 1
         self.changed_ms = store_ms
@@ -128,6 +141,47 @@ class StateTables:
         else:
             table[key] = value
         self.unsaved.add(name)
+        if name == FORBIDDEN_TABLE:
+            self.unsaved.add(GROUP_TABLE)
+
+    def _forget_topic(self, topic: str) -> None:
+        """A topic was deleted: nobody's offset means anything there, and its queues end nowhere."""
+        self._change(TOPIC_TABLE, topic, None)
+        for name in (OFFSET_TABLE, QUEUE_END_TABLE):
+            for key in [k for k in self.tables.get(name, {}) if k.startswith(f"{topic}@")]:
+                self._change(name, key, None)
+
+    def newest(self, name: str, key: str) -> Any:
+        """A value as it will be when all that is under way is durable; not of the offset table."""
+        text = orjson.dumps(key)
+        for body in reversed(self.under_way.values()):
+            if text not in body:
+                continue
+            content = orjson.loads(body)
+            if "full" in content:
+                continue  # it says what the others say
+            for table, changed, value in reversed(content["ops"]):
+                if changed == key and table == name:
+                    return value
+                if changed == key and table == DELETED_TABLE and name == TOPIC_TABLE:
+                    return None
+        return self.tables.get(name, {}).get(key)
+
+    # --------------------------------------------------------------------------------------- topics
+
+    def counts_batches(self, topic: str) -> bool:
+        """Whether an entry of this topic may count many offsets."""
+        return _counts_batches(self.newest(TOPIC_TABLE, topic))
+
+    def topics_of_new_kind(self, changes: Iterable[Change]) -> list[str]:
+        """The topics whose queues would be kept in another way after these changes."""
+        return [
+            key
+            for name, key, value in changes
+            if name == TOPIC_TABLE
+            and value is not None
+            and _counts_batches(value) != self.counts_batches(key)
+        ]
 
     # ---------------------------------------------------------------------------------------- files
 
@@ -140,7 +194,7 @@ class StateTables:
                 file_name, member = _ROCKETMQ_FILES[name]
                 content = {"dataVersion": version, member: self.tables.get(name, {})}
                 if name == GROUP_TABLE:
-                    content["forbiddenTable"] = {}
+                    content[_FORBIDDEN_MEMBER] = self.tables.get(FORBIDDEN_TABLE, {})
             else:
                 file_name = _OWN_FILE
                 member = "tables"
@@ -187,16 +241,40 @@ def read_files(files: Files, directory: str) -> ConfigFiles:
             found.damaged.append(path)
             continue
         value: dict[str, Any] = content[member]
-        mark = content.get(_MARK)
+        mark = _find_mark(content)
         ours = isinstance(mark, dict) and mark.get("crc") == _checksum(value)
         if mark is not None and not ours:
             found.damaged.append(path)
             continue
         tables = value if file_name == _OWN_FILE else {table: value}
         (found.ours if ours else found.foreign).update(tables)
+        if table == GROUP_TABLE and not ours and isinstance(content.get(_FORBIDDEN_MEMBER), dict):
+            found.foreign[FORBIDDEN_TABLE] = content[_FORBIDDEN_MEMBER]
         found.version = max(found.version, _version(content, "counter"))
         found.changed_ms = max(found.changed_ms, _version(content, "timestamp"))
     return found
+
+
+def _find_mark(content: dict[str, Any]) -> Any:
+    """Our mark, or what was it: a file whose mark has lost its name is damaged, not foreign."""
+    shaped = [m for m in content.values() if isinstance(m, dict) and m.keys() == _MARK_MEMBERS]
+    if shaped and _MARK not in content:
+        return {}
+    return content.get(_MARK)
+
+
+def deleted_topics(body: bytes | memoryview) -> dict[str, int]:
+    """The topics that an entry of the system topic deletes, with the positions of that."""
+    content = orjson.loads(body) if b'"deleted"' in bytes(body) else {"ops": ()}
+    if "full" in content:
+        return {}  # it repeats what was deleted long ago
+    return {k: at for name, k, at in content["ops"] if name == DELETED_TABLE and at is not None}
+
+
+def _counts_batches(settings: dict[str, Any] | None) -> bool:
+    """A topic's attribute queue.type=BatchCQ, in RocketMQ's form of its settings."""
+    attributes = (settings or {}).get("attributes") or {}
+    return bool(attributes.get("queue.type") == "BatchCQ")
 
 
 def _version(content: dict[str, Any], name: str) -> int:

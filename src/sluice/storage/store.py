@@ -20,52 +20,64 @@ The store knows no wire and no sockets; time comes from `now_ms`, the disk from 
 from __future__ import annotations
 
 import logging
-import re
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
-from sluice.config import StoreConfig
-from sluice.errors import DiskFull, MessageIllegal, SluiceError, StoreReadOnly
+from sluice.config import StoreConfig, settings_of
+from sluice.errors import (
+    ConfigError,
+    DiskFull,
+    MessageIllegal,
+    ParameterInvalid,
+    SluiceError,
+    StoreReadOnly,
+)
 from sluice.model import Message, Placed, QueueKey
 from sluice.protocol import records
+from sluice.storage.admission import check_count, check_topic, with_base
 from sluice.storage.background import Background
 from sluice.storage.checkpoint import Row
+from sluice.storage.closing import shut
+from sluice.storage.cold_reads import ColdReads
 from sluice.storage.commit_log import CommitLog
 from sluice.storage.files import FileLock, Files
 from sluice.storage.flush import Confirmed, Flusher
 from sluice.storage.housekeeping import Housekeeping
-from sluice.storage.indexing import Indexing, has_key, indexed
+from sluice.storage.indexing import Indexing, entries_with_key, indexed
+from sluice.storage.key_index import Found
 from sluice.storage.offset_commits import OffsetCommits
 from sluice.storage.queue_index import BatchQueueIndex, ColdRead, QueueFiles, QueueIndex
 from sluice.storage.reads import Accept, Reader, ReadResult, ReadStatus
-from sluice.storage.snapshot import ABORT_NAME, DurableMark
+from sluice.storage.snapshot import DurableMark
 from sluice.storage.state import (
     DELAY_TABLE,
+    DELETED_TABLE,
+    FORBIDDEN_TABLE,
     GROUP_TABLE,
     OFFSET_TABLE,
+    REQUEST_MODE_TABLE,
+    SETTING_TABLE,
     STATE_TOPIC,
     TOPIC_TABLE,
     Change,
     StateTables,
 )
+from sluice.storage.topic_removal import TopicRemoval
 
 T = TypeVar("T")
 QueryDone = Callable[[list[memoryview] | None, BaseException | None], None]
 
-# A topic's name is a directory's name: what both protocols allow, and nothing that leaves the
-# directory.
-_TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9._-]{1,255}")
-
 _OFFSET_MAX: Final = (1 << 63) - 1
+_STATE_BYTES_MAX: Final = 4 << 20
 
 log_lines = logging.getLogger("sluice.storage")
+_new_tuple = tuple.__new__  # half the time of Placed(), which runs once per message
 
 
 # What `write_staged` needs of each staged entry; a plain tuple, because there is one per message.
 _Keys = tuple[bytes, bytes, bytes]
-_Staged = tuple[QueueIndex, bytes, Message, _Keys, Placed, Confirmed | None, bool]
+# Queue, its units, the offsets they take, keys, end in the log, who waits, durable.
+Staged = tuple[QueueIndex, bytes, int, Sequence[Found], int, Confirmed | None, bool]
 
 
 class Recovery(NamedTuple):
@@ -94,12 +106,10 @@ class Store:
         self.files = files
         self.background = background
         self.now_ms = now_ms
-        self.encoder = records.Encoder(
-            store_host,
-            with_crc=config.message_crc,
-            body_bytes_max=config.message_bytes_max,
-            entry_bytes_max=config.segment_bytes - records.BLANK_BYTES,
-        )
+        self._store_host = store_host
+        self.encoder = self._new_encoder(config.message_bytes_max)
+        # The store's own entries have a limit of their own: they must not fail for a message's.
+        self._state_encoder = self._new_encoder(_STATE_BYTES_MAX)
         self.log = CommitLog(files, f"{self.root}/commitlog", config.segment_bytes, background)
         self.queue_files = QueueFiles(files)
         self.queues: dict[tuple[str, int], QueueIndex] = {}
@@ -115,14 +125,15 @@ class Store:
         self.recovery: Recovery
         self.housekeeping: Housekeeping
         self._confirmed = 0
-        self._staged: list[_Staged] = []
+        self.staged: list[Staged] = []
         self._turn_ms = 0
         self._refusal: SluiceError | None = None
         self._delay_levels_ms = config.delay_levels_ms
         self._sync = config.flush == "sync"
         self._dirty: list[QueueIndex] = []
         self.offsets = OffsetCommits(self)
-        self._cold_turn = 0
+        self.removal = TopicRemoval(self)
+        self.cold_reads = ColdReads(self)
         self.closed = False
         self.released = False  # the directory may be somebody else's now
         self.append_count = 0
@@ -137,7 +148,7 @@ class Store:
     ) -> None:
         """Recovery is done: what it found becomes the store's state."""
         self.lock, self.mark, self.indexing, self.recovery = lock, mark, indexing, recovery
-        self.last_ms = last_ms
+        self.last_ms = self.log.newest_ms = last_ms
         self._confirmed = self.log.written
         self.flusher = Flusher(
             self.background, self.log.files_between, mark.write, self._flushed, self.log.written
@@ -147,25 +158,40 @@ class Store:
         )
         self.housekeeping = Housekeeping(self)
 
+    def _new_encoder(self, body_bytes_max: int) -> records.Encoder:
+        return records.Encoder(
+            self._store_host,
+            with_crc=self.config.message_crc,
+            body_bytes_max=body_bytes_max,
+            entry_bytes_max=self.config.segment_bytes - records.BLANK_BYTES,
+        )
+
+    def reconfigure(self, config: StoreConfig) -> None:
+        """Take over settings that may change while the store is open."""
+        for name, setting in settings_of(StoreConfig).items():
+            if not setting.dynamic and getattr(config, name) != getattr(self.config, name):
+                raise ConfigError(f"{name}: takes effect at start only")
+        self.config = config
+        self.encoder = self._new_encoder(config.message_bytes_max)
+        self.reader.hot_bytes = config.hot_bytes
+        self.housekeeping.reconfigure(config)
+
     # --------------------------------------------------------------------------------------- queues
 
-    def queue(self, topic: str, queue_id: int) -> QueueIndex:
-        """The queue, made where it is not there yet."""
+    def queue(self, topic: str, queue_id: int, *, batches: bool | None = None) -> QueueIndex:
+        """The queue, made where it is not there yet: of the topic's kind, unless one is named."""
         queue = self.queues.get((topic, queue_id))
         if queue is None:
             check_topic(topic)
-            kind = BatchQueueIndex if self.counts_batches(topic) else QueueIndex
+            if batches is None:
+                batches = self.state.counts_batches(topic)
+            kind = BatchQueueIndex if batches else QueueIndex
             queue = kind(QueueKey(topic, queue_id), self.root, self.config.queue_file_units)
             self.queues[topic, queue_id] = queue
         return queue
 
-    def counts_batches(self, topic: str) -> bool:
-        """Whether an entry of this topic may count many offsets (topic attribute
-        queue.type=BatchCQ).
-        """
-        settings = self.state.tables.get(TOPIC_TABLE, {}).get(topic) or {}
-        attributes = settings.get("attributes") or {}
-        return bool(attributes.get("queue.type") == "BatchCQ")
+    def has_queues(self, topic: str) -> bool:
+        return any(key[0] == topic for key in self.queues)
 
     @property
     def confirmed(self) -> int:
@@ -175,52 +201,81 @@ class Store:
     # ------------------------------------------------------------------------------------ appending
 
     def stage(
-        self, message: Message, done: Confirmed | None = None, *, durable: bool = False
+        self,
+        message: Message,
+        done: Confirmed | None = None,
+        keys: _Keys | None = None,
+        *,
+        durable: bool = False,
     ) -> Placed:
         """Give a message its place. `done` is called exactly once: None = confirmed, or the error.
 
-        `durable` is for the store's own entries: they wait for the disk also where flush=async.
+        `keys` is what `records.message_keys` finds, where somebody has looked already. `durable` is
+        for the store's own entries: they wait for the disk also where flush=async.
         """
         # Settings and positions are stored also when the disk is nearly full: deleting needs them.
         if self._refusal is not None and not (durable and isinstance(self._refusal, DiskFull)):
             raise self._refusal
         queue = self.queues.get((message.topic, message.queue_id))
         if queue is None:
-            queue = self._new_queue(message)
-        size = self.encoder.measure(message, queue.topic_bytes)
-        return self._place(queue, message, size, done, durable)
+            queue = self.new_queue(message)
+        encoder = self._state_encoder if durable else self.encoder
+        size = encoder.measure(message, queue.topic_bytes)
+        if message.count != 1 or message.sys_flag & records.SYS_INNER_BATCH:
+            check_count(message, batches=queue.kind == BatchQueueIndex.kind)
+        return self._place(queue, message, size, keys, done, durable)
 
     def stage_batch(
-        self, messages: Sequence[Message], done: Confirmed | None = None
+        self,
+        messages: Sequence[Message],
+        done: Confirmed | None = None,
+        keys: Sequence[_Keys] | None = None,
     ) -> list[Placed]:
         """Messages that go into one log file together, with consecutive places."""
-        if self._refusal is not None:
-            raise self._refusal
+        self.require_writable()
         if not messages:
             raise MessageIllegal("an empty batch")
-        queues = [self.queues.get((m.topic, m.queue_id)) or self._new_queue(m) for m in messages]
+        queues = [self.queues.get((m.topic, m.queue_id)) or self.new_queue(m) for m in messages]
         measure = self.encoder.measure
         sizes = [
-            measure(_with_base(m, _OFFSET_MAX), q.topic_bytes)
-            if m.sys_flag & records.SYS_INNER_BATCH
-            else measure(m, q.topic_bytes)
+            measure(m, q.topic_bytes)
+            if m.count == 1 and not m.sys_flag & records.SYS_INNER_BATCH
+            else self._measure_whole_batch(q, m)
             for q, m in zip(queues, messages, strict=True)
         ]
-        if sum(sizes) > self.log.entry_bytes_max:
+        self.require_room(sum(sizes))
+        self.log.position_for(sum(sizes))
+        known: Sequence[_Keys | None] = keys or [None] * len(messages)
+        place = self._place
+        placed = [
+            place(*each, None, False)
+            for each in zip(queues[:-1], messages[:-1], sizes[:-1], known[:-1], strict=True)
+        ]
+        placed.append(place(queues[-1], messages[-1], sizes[-1], known[-1], done, False))
+        return placed
+
+    def require_writable(self) -> None:
+        """Raise why appends are refused, if they are."""
+        if self._refusal is not None:
+            raise self._refusal
+
+    def require_room(self, byte_count: int) -> None:
+        """Refuse a batch that is longer than a log file."""
+        if byte_count > self.log.entry_bytes_max:
             raise MessageIllegal(
-                f"a batch of {sum(sizes)} bytes does not fit into a log file of "
+                f"a batch of {byte_count} bytes does not fit into a log file of "
                 f"{self.config.segment_bytes} bytes; send smaller batches"
             )
-        self.log.position_for(sum(sizes))
-        last = len(messages) - 1
-        return [
-            self._place(queues[i], messages[i], sizes[i], done if i == last else None, False)
-            for i in range(len(messages))
-        ]
 
-    def _new_queue(self, message: Message) -> QueueIndex:
+    def _measure_whole_batch(self, queue: QueueIndex, message: Message) -> int:
+        check_count(message, batches=queue.kind == BatchQueueIndex.kind)
+        return self.encoder.measure(with_base(message, _OFFSET_MAX), queue.topic_bytes)
+
+    def new_queue(self, message: Message) -> QueueIndex:
+        """The queue of a message that can be stored."""
         # The checks come first: a message that is refused must leave no queue behind.
         check_topic(message.topic)
+        check_count(message, batches=self.state.counts_batches(message.topic))
         self.encoder.measure(message, message.topic.encode())
         return self.queue(message.topic, message.queue_id)
 
@@ -229,78 +284,86 @@ class Store:
         queue: QueueIndex,
         message: Message,
         size: int,
+        keys: _Keys | None,
         done: Confirmed | None,
         durable: bool,
     ) -> Placed:
-        if not self._staged:
-            # One time for all entries of a turn; it never goes back, the time index relies on it.
-            self._turn_ms = self.last_ms = max(self.now_ms(), self.last_ms)
-            self.log.newest_ms = self._turn_ms
-        store_ms = self._turn_ms
+        store_ms = self.turn_ms()
         offset = queue.next_offset
         topic = queue.topic_bytes
         if message.sys_flag & records.SYS_INNER_BATCH:
-            message = _with_base(message, offset)
+            message = with_base(message, offset)
             size = self.encoder.measure(message, topic)
         position = self.log.position_for(size)
         entry = self.encoder.encode(message, topic, size, offset, position, store_ms)
         assert len(entry) == size, "the size decided the place, so it must be right"
         self.log.stage(entry)
-        code, keys = 0, records.NO_KEYS
-        properties = message.properties
-        if properties:
-            keys = records.message_keys(properties)
-            if topic == records.SCHEDULE_TOPIC:
-                code = records.tags_code(topic, properties, store_ms, self._delay_levels_ms)
-            elif keys[2]:
-                code = records.java_hash(keys[2])
+        if keys is None:
+            properties = message.properties
+            keys = records.message_keys(properties) if properties else records.NO_KEYS
+        if topic == records.SCHEDULE_TOPIC:
+            code = records.tags_code(topic, message.properties, store_ms, self._delay_levels_ms)
+        else:
+            code = records.java_hash(keys[2]) if keys[2] else 0
         unit = queue.pack(position, size, code, store_ms, offset, message.count)
         queue.next_offset = offset + message.count
-        placed = Placed(position, size, offset, store_ms)
-        self._staged.append((queue, unit, message, keys, placed, done, durable))
-        return placed
+        found: Sequence[Found] = ()
+        if keys is not records.NO_KEYS and indexed(message.sys_flag):
+            found = ((topic, keys, position, store_ms),)
+        self.staged.append((queue, unit, message.count, found, position + size, done, durable))
+        return _new_tuple(Placed, (position, size, offset, store_ms))
+
+    def turn_ms(self) -> int:
+        """One time for all entries of a turn; it never goes back, the time index relies on it."""
+        if not self.staged:
+            self._turn_ms = self.last_ms = max(self.now_ms(), self.last_ms)
+            self.log.newest_ms = self._turn_ms
+        return self._turn_ms
 
     def write_staged(self) -> None:
         """Write everything staged with one call. Failures reach the `done` callbacks, not the
         caller.
         """
-        staged = self._staged
+        staged = self.staged
         if not staged:
             return
-        self._staged = []
+        self.staged = []
         try:
             self.log.write()
         except SluiceError as error:
             self._undo(staged, error)
             return
-        dirty, live, note = self._dirty, self.indexing.live, self.indexing.note
-        no_keys = records.NO_KEYS
-        for queue, unit, message, keys, placed, _, _ in staged:
-            queue.add(unit)
+        dirty = self._dirty
+        found: list[Found] = []
+        for queue, units, count, keys, _, _, _ in staged:
+            queue.add(units)
             if not queue.dirty:
                 queue.dirty = True
                 dirty.append(queue)
-            if live and keys is not no_keys and indexed(message.sys_flag):
-                note(queue.topic_bytes, keys, placed.position, placed.store_ms)
-        self.append_count += len(staged)
+            found += keys
+            self.append_count += count
+        self.indexing.note(found)
         written = self.log.written
-        if not self._sync:
+        sync = self._sync
+        if not sync:
             self._confirmed = written
-        must_flush = self._sync
-        for _, _, _, _, placed, done, durable in staged:
+        must_flush = sync
+        for _, _, _, _, end, done, durable in staged:
             if durable:
                 must_flush = True
             if done is not None:
-                if self._sync or durable:
-                    self.flusher.wait(placed.position + placed.size, done)
+                if sync or durable:
+                    self.flusher.wait(end, done)
                 else:
                     done(None)
         if must_flush:
             self.flusher.flush_to(written)
 
-    def _undo(self, staged: list[_Staged], error: SluiceError) -> None:
-        for queue, _, message, *_ in reversed(staged):
-            queue.next_offset -= message.count
+    def _undo(self, staged: list[Staged], error: SluiceError) -> None:
+        for queue, _, count, *_ in reversed(staged):
+            queue.next_offset -= count
+            if not queue.next_offset:
+                self.queues.pop(queue.key, None)  # nothing is left of it, its kind neither
         if not isinstance(error, DiskFull):
             self.flusher.fail(str(error))
         log_lines.error("append failed, nothing of it was stored: %s", error)
@@ -372,27 +435,17 @@ class Store:
         return self.reader.earliest_ms(queue, self._confirmed)
 
     def entry_at(self, position: int) -> memoryview | None:
-        """The entry at a position of the log, None where none starts. May raise `ColdRead`."""
+        """The entry at a position of the log, None where none starts.
+
+        Raises `RecordDamaged` where one starts that is not what was written; may raise `ColdRead`.
+        """
         return self.reader.entry(position, self._confirmed)
 
     def call(
         self, ask: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
     ) -> None:
         """Ask something that may raise `ColdRead`, as often as it takes, without blocking."""
-        try:
-            result = ask()
-        except ColdRead as cold:
-            self._cold_turn = (self._cold_turn + 1) % self.config.cold_read_threads
-            work = cold.work
-            self.background.submit(
-                f"cold{self._cold_turn}",
-                work,
-                lambda _, error: done(None, error) if error is not None else self.call(ask, done),
-            )
-        except SluiceError as error:
-            done(None, error)
-        else:
-            done(result, None)
+        self.cold_reads.call(ask, done)
 
     def query_key(
         self,
@@ -407,21 +460,21 @@ class Store:
         """Entries with a key (or unique key), newest first."""
         topic_bytes, key_bytes = topic.encode(), key.encode()
 
-        def check(positions: list[int]) -> list[memoryview]:
-            entries = [self.entry_at(position) for position in positions]
-            return [
-                entry
-                for entry in entries
-                if entry is not None and has_key(entry, topic_bytes, key_bytes)
-            ]
-
         def found(positions: list[int] | None, error: BaseException | None) -> None:
             if positions is None:
                 done(None, error)
-            else:
-                self.call(lambda: check(positions), done)
+                return
+            # Entries of a topic that was deleted are not those of a new one of its name.
+            floor = self.table(DELETED_TABLE).get(topic, 0)
+            places = [position for position in positions if position >= floor]
+            self.call(lambda: entries_with_key(places, self.entry_at, topic_bytes, key_bytes), done)
 
-        self.indexing.query(topic_bytes, key_bytes, begin_ms, end_ms, count_max, found)
+        refusal = self.cold_reads.refusal
+        if refusal is not None:
+            done(None, refusal)
+            return
+        counted = self.cold_reads.counted(found)
+        self.indexing.query(topic_bytes, key_bytes, begin_ms, end_ms, count_max, counted)
 
     # ----------------------------------------------------------------------- settings and positions
 
@@ -434,12 +487,25 @@ class Store:
 
         The entry is staged with the turn's others; `write_staged` sends it off.
         """
+        for topic in self.state.topics_of_new_kind(changes):
+            if any(key[0] == topic and queue.next_offset for key, queue in self.queues.items()):
+                raise ParameterInvalid(
+                    f"topic {topic}: queue.type cannot change, its queues have been written to; "
+                    "delete the topic first, or make one of another name"
+                )
         self.stage_state(self.state.body(changes, self.state_bytes_max), done)
+
+    def delete_topic(self, topic: str, done: Confirmed | None = None) -> None:
+        """Forget a topic, its queues and what groups committed there; staged like `change`.
+
+        Its name is free at once: what is appended next starts at offset 0.
+        """
+        self.removal.delete(topic, done)
 
     @property
     def state_bytes_max(self) -> int:
         """The longest body of a state entry: it must fit into a log file with its head."""
-        return min(self.config.message_bytes_max, self.log.entry_bytes_max - 512)
+        return min(_STATE_BYTES_MAX, self.log.entry_bytes_max - 512)
 
     def stage_state(self, body: bytes, done: Confirmed | None = None) -> Placed:
         """An entry of the state topic; it is applied when it is durable."""
@@ -452,6 +518,7 @@ class Store:
                 done(error)
 
         message = Message(STATE_TOPIC, 0, body, born_ms=self.now_ms())
+        self.queue(STATE_TOPIC, 0)
         placed = self.stage(message, confirmed, durable=True)
         self.state.under_way[placed.position] = body
         return placed
@@ -499,43 +566,9 @@ class Store:
 
     # -------------------------------------------------------------------------------------- closing
 
-    def shut(self, done: Callable[[SluiceError | None], None]) -> None:
-        """Close in order: positions, flush, checkpoint. Afterwards nothing may be called any
-        more.
-        """
-
-        def checkpointed(error: BaseException | None) -> None:
-            # Without the checkpoint the abort file stays: the next start recovers.
-            if error is None and self.flusher.failure is None:
-                try:
-                    self.files.remove(f"{self.root}/{ABORT_NAME}")
-                    self.files.sync_directory(self.root)
-                except OSError as failure:
-                    error = failure
-            self.release()
-            if error is not None and not isinstance(error, SluiceError):
-                error = StoreReadOnly(str(error))
-            done(error or self.flusher.failure)
-
-        def flushed(error: SluiceError | None) -> None:
-            if error is not None:
-                # Behind whatever the background still does to the files.
-                self.background.submit("disk", lambda: None, lambda *_: checkpointed(error))
-            else:
-                self.housekeeping.checkpoint(checkpointed)
-
-        self.closed = True
-        self.write_staged()
-        self.offsets.send()
-        self.write_staged()
-        self._refusal = self._refusal or StoreReadOnly("the store is closed")
-        if self.flusher.failure is not None:
-            flushed(self.flusher.failure)
-        elif self.flusher.flushed >= self.log.written:
-            flushed(None)
-        else:
-            self.flusher.wait(self.log.written, flushed)
-            self.flusher.flush_to(self.log.written)
+    def shut(self, done: Confirmed) -> None:
+        """Close in order. Afterwards nothing may be called any more."""
+        shut(self, done)
 
     def release(self) -> None:
         """Let go of files and of the lock, whatever state they are in."""
@@ -546,29 +579,13 @@ class Store:
         self.lock.release()
 
 
-def _with_base(message: Message, offset: int) -> Message:
-    """A batch that is stored whole says which offset is its first."""
-    # The separator before it: a producer may leave the last one out.
-    gap = b"" if not message.properties or message.properties[-1] == 2 else b"\x02"
-    base = b"%bINNER_BASE\x01%d\x02" % (gap, offset)
-    return replace(message, properties=message.properties + base)
-
-
-def check_topic(topic: str) -> None:
-    """Refuse a name that cannot be a directory's; raises MessageIllegal."""
-    if _TOPIC_NAME.fullmatch(topic) is None or topic in (".", ".."):
-        raise MessageIllegal(f"topic name {topic!r}: allowed are letters, digits and % | . _ -")
-
-
-def wall_clock_ms() -> int:
-    """The machine's clock; every other module gets it as a parameter."""
-    return time.time_ns() // 1_000_000
-
-
 __all__ = [
     "DELAY_TABLE",
+    "FORBIDDEN_TABLE",
     "GROUP_TABLE",
     "OFFSET_TABLE",
+    "REQUEST_MODE_TABLE",
+    "SETTING_TABLE",
     "STATE_TOPIC",
     "TOPIC_TABLE",
     "Change",
@@ -578,5 +595,4 @@ __all__ = [
     "ReadResult",
     "ReadStatus",
     "Store",
-    "wall_clock_ms",
 ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import orjson
@@ -41,6 +42,29 @@ def broker_config(**changes: Any) -> BrokerConfig:
         message_bytes_max=64 * 1024,
     )
     return BrokerConfig(**{"store": store, "listen_port": 0, "broker_name": BROKER, **changes})
+
+
+class SlowDisk(MemoryFiles):
+    """A disk whose syncs wait until the gate is opened, never on the owner's thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Nothing becomes durable inside of this, unless the gate is opened before its end."""
+        self.gate.clear()
+        try:
+            yield
+        finally:
+            self.gate.set()
+
+    def _call(self, operation: str, path: str) -> None:
+        if operation == "sync" and threading.current_thread() is not threading.main_thread():
+            assert self.gate.wait(60)
+        super()._call(operation, path)
 
 
 class Rig:
@@ -169,7 +193,12 @@ class Rig:
 async def running(**changes: Any) -> AsyncIterator[Rig]:
     """A broker that is stopped in order at the end."""
     files = changes.pop("files", None)
-    broker = Broker(broker_config(**changes), files=files if files is not None else MemoryFiles())
+    pinned = changes.pop("pinned", ())
+    broker = Broker(
+        broker_config(**changes),
+        files=files if files is not None else MemoryFiles(),
+        pinned=pinned,
+    )
     await broker.start()
     try:
         rig = Rig(broker, await RemotingLink.open(broker.address))

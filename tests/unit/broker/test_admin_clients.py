@@ -50,6 +50,23 @@ def test_connected_consumers_and_what_they_want() -> None:
     run_once(work())
 
 
+def test_members_that_do_not_agree_are_named_beside_the_connections() -> None:
+    async def work() -> None:
+        async with running() as rig:
+            asked = {"consumerGroup": "readers"}
+            await rig.join("readers", {"orders": "TagA"}, client_id="one")
+            alone = await rig.json(Request.GET_CONSUMER_CONNECTION_LIST, asked)
+            assert "unequalSubscriptions" not in alone  # then the body is RocketMQ's
+            await rig.join("readers", {"orders": "TagB"}, client_id="two")
+            found = await rig.json(Request.GET_CONSUMER_CONNECTION_LIST, asked)
+            assert found["unequalSubscriptions"] == ["orders: 'TagA' by one; 'TagB' by two"]
+            await rig.join("readers", {"orders": "TagA"}, client_id="two")
+            again = await rig.json(Request.GET_CONSUMER_CONNECTION_LIST, asked)
+            assert "unequalSubscriptions" not in again
+
+    run_once(work())
+
+
 def test_connected_producers() -> None:
     async def work() -> None:
         async with running() as rig:

@@ -8,10 +8,14 @@ from typing import Any
 import orjson
 import pytest
 
+from sluice.link import RemotingLink
+from sluice.protocol import lenient_json
+from sluice.protocol.remoting import RemotingCommand
 from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.protocol.remoting_codes import ResponseCode as Response
 from sluice.storage.memory_files import MemoryFiles
 from tests.unit.broker.broker_kit import (
+    BROKER,
     FLAG_SUBSCRIPTION,
     FLAG_SUSPEND,
     Rig,
@@ -310,6 +314,151 @@ def test_a_reset_works_without_any_consumer_and_is_durable() -> None:
             assert queue_table(one) == {0: 4}
         async with running(files=files) as rig:
             assert await rig.committed("readers", "orders") == 4
+
+    run_once(work())
+
+
+class Told:
+    """A consumer that notes what the broker tells it."""
+
+    def __init__(self) -> None:
+        self.resets: list[RemotingCommand] = []
+
+    def __call__(self, link: RemotingLink, request: RemotingCommand) -> None:
+        if request.code == Request.RESET_CONSUMER_CLIENT_OFFSET:
+            self.resets.append(request)
+
+
+def test_where_consumers_are_to_be_told_all_of_them_are() -> None:
+    async def work() -> None:
+        async with running(server_side_reset=False) as rig:
+            await with_progress(rig)
+            told = [Told(), Told()]
+            for number, each in enumerate(told):
+                link = await rig.connect(each)
+                await rig.join("readers", {"orders": "*"}, client_id=f"c{number}", link=link)
+            await rig.commit("readers", "orders", 0, queue_id=1)
+            code = Request.INVOKE_BROKER_TO_RESET_OFFSET
+            found = await rig.json(code, reset_fields(timestamp=0))
+            assert queue_table(found) == {0: 0, 1: 0}
+            await until(lambda: all(each.resets for each in told))
+            for each in told:
+                (reset,) = each.resets
+                assert reset.is_oneway
+                assert (reset.ext["topic"], reset.ext["group"]) == ("orders", "readers")
+                assert queue_table(lenient_json.loads(bytes(reset.body))) == {0: 0, 1: 0}
+            # They commit by themselves where they go on; nothing is ahead of them.
+            assert await rig.committed("readers", "orders") == 3
+            assert (await rig.commit("readers", "orders", 0)).remark is None
+            assert (await rig.pull("orders", 0)).code == Response.SUCCESS
+
+    run_once(work())
+
+
+def test_without_force_nobody_is_told_to_skip_messages() -> None:
+    async def work() -> None:
+        async with running(server_side_reset=False) as rig:
+            await with_progress(rig)
+            await rig.join("readers", {"orders": "*"})
+            await rig.commit("readers", "orders", 0, queue_id=1)
+            code = Request.INVOKE_BROKER_TO_RESET_OFFSET
+            gentle = await rig.json(code, reset_fields(timestamp=-1, isForce="false"))
+            assert queue_table(gentle) == {0: 3, 1: 0}
+            forced = await rig.json(code, reset_fields(timestamp=-1, isForce="true"))
+            assert queue_table(forced) == {0: 5, 1: 0}
+
+    run_once(work())
+
+
+def test_consumers_in_cpp_get_a_list() -> None:
+    async def work() -> None:
+        async with running(server_side_reset=False) as rig:
+            await with_progress(rig)
+            told = Told()
+            link = await rig.connect(told)
+            await rig.join("readers", {"orders": "*"}, link=link)
+            await rig.commit("readers", "orders", 0, queue_id=1)
+            (member,) = rig.broker.core.clients.consumers["readers"].members.values()
+            member.language = "CPP"
+            await rig.done(Request.INVOKE_BROKER_TO_RESET_OFFSET, reset_fields(timestamp=0))
+            await until(lambda: told.resets)
+            rows = orjson.loads(bytes(told.resets[0].body))["offsetTable"]
+            assert rows[0] == {"brokerName": BROKER, "offset": 0, "queueId": 0, "topic": "orders"}
+
+    run_once(work())
+
+
+def test_telling_consumers_needs_some() -> None:
+    async def work() -> None:
+        async with running(server_side_reset=False) as rig:
+            await with_progress(rig)
+            code = Request.INVOKE_BROKER_TO_RESET_OFFSET
+            assert await rig.refused(code, reset_fields(timestamp=0)) == (
+                1,
+                "THe consumer group <readers> not exist",
+            )
+            await rig.commit("readers", "orders", 0, queue_id=1)
+            assert await rig.refused(code, reset_fields(timestamp=0)) == (
+                Response.CONSUMER_NOT_ONLINE,
+                "Consumer not online, so can not reset offset, Group: readers Topic: orders "
+                "Timestamp: 0",
+            )
+            assert (await rig.refused(code, reset_fields(topic="none")))[0] == 17
+
+    run_once(work())
+
+
+def test_a_group_is_forbidden_a_topic_and_allowed_again() -> None:
+    files = MemoryFiles()
+    asked = {"group": "readers", "topic": "orders"}
+    code = Request.UPDATE_AND_GET_GROUP_FORBIDDEN
+
+    async def forbid() -> None:
+        async with running(files=files) as rig:
+            await with_progress(rig)
+            assert (await rig.json(code, asked))["readable"] is True
+            found = await rig.json(code, {**asked, "readable": "false"})
+            assert found == {**asked, "readable": False}
+
+    async def look() -> None:
+        async with running(files=files) as rig:
+            await rig.join("readers", {"orders": "*"})
+            refused = await rig.pull("orders", 0, flags=0)
+            assert (refused.code, refused.remark) == (
+                Response.NO_PERMISSION,
+                "the consumer group[readers] is forbidden for topic[orders]",
+            )
+            table = await rig.json(Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+            assert table["forbiddenTable"] == {"readers": {"orders": 4}}
+            await rig.done(code, {**asked, "readable": "true"})
+            assert (await rig.pull("orders", 0, flags=0)).code == Response.SUCCESS
+            await rig.done(code, {**asked, "readable": "false"})
+            await rig.done(Request.DELETE_SUBSCRIPTIONGROUP, {"groupName": "readers"})
+            await rig.make_group("readers")
+            assert (await rig.json(code, asked))["readable"] is True
+            for name in ("group", "topic"):
+                fields = {**asked, name: "none", "readable": "false"}
+                assert (await rig.refused(code, fields))[0] in (17, 26)
+
+    run_once(forbid())
+    written = orjson.loads(files.read("/store/config/subscriptionGroup.json", 1 << 20))
+    assert written["forbiddenTable"] == {"readers": {"orders": 4}}, "Apache's broker reads it there"
+    run_once(look())
+
+
+def test_broadcasting_can_be_forbidden() -> None:
+    async def work() -> None:
+        async with running() as rig:
+            await with_progress(rig)
+            await rig.make_group("readers", consumeBroadcastEnable=False)
+            await rig.join("readers", {"orders": "*"})
+            assert (await rig.pull("orders", 0, flags=0)).code == Response.SUCCESS
+            rig.broker.core.clients.consumers["readers"].message_model = "BROADCASTING"
+            refused = await rig.pull("orders", 0, flags=0)
+            assert (refused.code, refused.remark) == (
+                Response.NO_PERMISSION,
+                "the consumer group[readers] can not consume by broadcast way",
+            )
 
     run_once(work())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 from typing import Any
 
 import orjson
@@ -10,8 +12,16 @@ import pytest
 from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.protocol.remoting_codes import ResponseCode as Response
 from sluice.storage.memory_files import MemoryFiles
-from tests.unit.broker.broker_kit import BROKER, CLUSTER, queue_table, running, topic_fields
-from tests.unit.loops import run_once
+from tests.unit.broker.broker_kit import (
+    BROKER,
+    CLUSTER,
+    FLAG_SUBSCRIPTION,
+    FLAG_SUSPEND,
+    queue_table,
+    running,
+    topic_fields,
+)
+from tests.unit.loops import run_once, until
 
 
 def test_a_topic_is_made_changed_and_deleted() -> None:
@@ -74,6 +84,88 @@ def test_deleting_a_topic_forgets_offsets_on_it() -> None:
             assert kept["brokerAddr"] == rig.broker.address
         async with running(files=files) as rig:
             assert rig.broker.core.offsets.topics_of("readers") == ["bills"]
+
+    run_once(work())
+
+
+def test_a_topic_of_the_same_name_starts_anew() -> None:
+    files = MemoryFiles()
+
+    async def delete() -> None:
+        async with running(files=files) as rig:
+            await rig.make_topic("orders")
+            for _ in range(3):
+                await rig.send("orders", KEYS="one")
+            await rig.commit("readers", "orders", 2)
+            await rig.done(Request.DELETE_TOPIC_IN_BROKER, {"topic": "orders"})
+            assert (await rig.pull("orders", 0)).code == Response.TOPIC_NOT_EXIST
+            await rig.make_topic("orders")
+            assert (await rig.pull("orders", 0)).code == Response.PULL_NOT_FOUND
+            assert (await rig.send("orders", b"new", KEYS="one"))["queueOffset"] == "0"
+
+    async def look() -> None:
+        async with running(files=files) as rig:
+            assert b"new" in bytes((await rig.pull("orders", 0)).body)
+            assert rig.broker.store.max_offset("orders", 0) == 1
+            assert rig.broker.core.offsets.of("readers", "orders") == {}
+            span = {"maxNum": 10, "beginTimestamp": 0, "endTimestamp": 1 << 62}
+            found = await rig.done(Request.QUERY_MESSAGE, {"topic": "orders", "key": "one", **span})
+            assert bytes(found.body).count(b"KEYS") == 1
+
+    run_once(delete())
+    run_once(look())
+
+
+def test_who_waits_for_messages_of_a_topic_hears_that_it_is_gone() -> None:
+    async def work() -> None:
+        async with running() as rig:
+            await rig.make_topic("orders")
+            flags = FLAG_SUBSCRIPTION | FLAG_SUSPEND
+            other = await rig.connect()
+            waits = asyncio.create_task(rig.pull("orders", 0, flags=flags, link=other))
+            await until(lambda: rig.broker.core.polls.held_count == 1)
+            await rig.done(Request.DELETE_TOPIC_IN_BROKER, {"topic": "orders"})
+            assert (await waits).code == Response.TOPIC_NOT_EXIST
+
+    run_once(work())
+
+
+def test_a_topic_that_cannot_be_deleted_is_as_it_was() -> None:
+    async def work() -> None:
+        files = MemoryFiles()
+        async with running(files=files) as rig:
+            await rig.make_topic("orders")
+            await rig.send("orders")
+            await rig.make_group("readers")
+            await rig.commit("readers", "orders", 1)
+            files.fail("pwritev", error=errno.ENOSPC)
+            code, _ = await rig.refused(Request.DELETE_TOPIC_IN_BROKER, {"topic": "orders"})
+            assert code == Response.SERVICE_NOT_AVAILABLE
+            assert await rig.committed("readers", "orders") == 1
+            assert (await rig.send("orders"))["queueOffset"] == "1"
+            assert (await rig.pull("orders", 0)).code == Response.SUCCESS
+
+    run_once(work())
+
+
+def test_nothing_is_written_for_a_topic_that_never_was() -> None:
+    async def work() -> None:
+        async with running() as rig:
+            before = rig.broker.store.log.end
+            await rig.done(Request.DELETE_TOPIC_IN_BROKER, {"topic": "never"})
+            assert rig.broker.store.log.end == before
+
+    run_once(work())
+
+
+def test_static_topics_are_refused_with_the_reason() -> None:
+    async def work() -> None:
+        async with running() as rig:
+            code = Request.UPDATE_AND_CREATE_STATIC_TOPIC
+            found = await rig.refused(code, topic_fields("orders"), b"{}")
+            assert found[0] == 1
+            assert "static topics are not in this version" in found[1]
+            assert (await rig.refused(code, topic_fields("TBW102"), b"{}"))[0] == 29
 
     run_once(work())
 

@@ -14,7 +14,7 @@ from sluice.broker.pulling import (
     Pulling,
 )
 from sluice.broker.topics import TopicSettings
-from sluice.errors import SluiceError
+from sluice.errors import Busy, SluiceError
 from sluice.model import Message
 from sluice.storage.background import Inline
 from sluice.storage.memory_files import MemoryFiles
@@ -86,13 +86,15 @@ def test_a_pull_commits_unless_a_reset_is_ahead_of_it() -> None:
     assert bench.core.offsets.committed("readers", "orders", 0) == 2
 
 
-def test_above_the_bound_of_waiting_pulls_one_is_answered_at_once() -> None:
+def test_above_the_bound_of_waiting_pulls_one_is_refused_by_its_name() -> None:
     bench = Bench()
     bench.core.polls.held_max = 1
     assert bench.pull(0) == []
     (answer,) = bench.pull(0)
-    assert isinstance(answer, ReadResult)
-    assert answer.status is ReadStatus.NO_MESSAGE_IN_QUEUE
+    # "Nothing found" would make the client ask again at once, and again.
+    assert isinstance(answer, Busy)
+    assert "1 pulls wait for messages, the limit is 1 (held_polls_max)" in str(answer)
+    assert bench.core.polls.held_count == 1
 
 
 def test_without_long_polling_the_wait_is_short() -> None:

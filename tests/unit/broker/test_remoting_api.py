@@ -10,6 +10,7 @@ import pytest
 
 from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.protocol.remoting_codes import ResponseCode as Response
+from sluice.storage.memory_files import MemoryFiles
 from tests.unit.broker.broker_kit import (
     FLAG_SUBSCRIPTION,
     FLAG_SUSPEND,
@@ -136,6 +137,28 @@ def test_a_message_is_sent_found_and_read() -> None:
     run_once(work())
 
 
+def test_a_damaged_message_is_called_damaged_and_not_missing() -> None:
+    async def work() -> None:
+        files = MemoryFiles()
+        async with running(files=files) as rig:
+            sent = await rig.send("orders-made", b"one", KEYS="k1")
+            position = int(sent["msgId"][16:], 16)
+            path = f"/store/commitlog/{0:020d}"
+            files.flip(path, (position + 90) * 8)
+            files.flip(path, 90 * 8)  # and the first entry of all, whose time is told
+            code, remark = await rig.refused(Request.VIEW_MESSAGE_BY_ID, {"offset": position})
+            assert code == Response.SYSTEM_ERROR
+            assert remark.startswith(f"{path}: at byte {position}: the whole-message checksum")
+            asked = {"topic": "orders-made", "key": "k1", "maxNum": 8, "beginTimestamp": 0}
+            asked["endTimestamp"] = 1 << 50
+            _, remark = await rig.refused(Request.QUERY_MESSAGE, asked)
+            assert remark.startswith(f"{path}: at byte {position}: the whole-message checksum")
+            table = (await rig.json(Request.GET_BROKER_RUNTIME_INFO))["table"]
+            assert table["earliestMessageTimeStamp"] == "-1"
+
+    run_once(work())
+
+
 def test_messages_are_found_by_key_unique_key_and_tag() -> None:
     async def work() -> None:
         async with running() as rig:
@@ -189,7 +212,7 @@ def test_a_pull_that_waits_is_answered_when_the_broker_stops() -> None:
             flags = FLAG_SUBSCRIPTION | FLAG_SUSPEND
             waits = asyncio.create_task(rig.pull("orders", 0, flags=flags))
             await until(lambda: rig.broker.core.polls.held_count == 1)
-            rig.broker.core.polls.release_all()
+            rig.broker.core.polls.shut()
             answer = await waits
             assert (answer.code, answer.remark) == (
                 Response.PULL_NOT_FOUND,

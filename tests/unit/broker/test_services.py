@@ -20,11 +20,16 @@ from sluice.broker.groups import (
     group_from_json,
 )
 from sluice.broker.locks import LOCK_MS, QueueLocks
-from sluice.broker.long_polling import HeldRead, LongPolling
+from sluice.broker.long_polling import (
+    HELD_PER_OWNER_AND_QUEUE_MAX,
+    HeldRead,
+    LongPolling,
+)
 from sluice.broker.offsets import Offsets
 from sluice.broker.stats import BrokerStats, Mornings
 from sluice.broker.topics import Topics, TopicSettings, check_name, from_json
 from sluice.errors import (
+    Busy,
     DiskFull,
     GroupMissing,
     MessageIllegal,
@@ -127,7 +132,9 @@ class Waiter:
         until_ms: int = 100,
         wants: Callable[[int], bool] | None = None,
         again: bool = False,
+        owner: object = None,
     ) -> None:
+        self._owner = owner or self
         self.asked: list[bool] = []
         self._polls, self._queue, self._until_ms, self._wants = polls, queue, until_ms, wants
         self._again = again
@@ -135,7 +142,7 @@ class Waiter:
 
     def hold(self) -> bool:
         return self._polls.hold(
-            HeldRead(self._queue, self._until_ms, self._wants, self.resume, self)
+            HeldRead(self._queue, self._until_ms, self._wants, self.resume, self._owner)
         )
 
     def resume(self, timed_out: bool) -> None:
@@ -178,18 +185,49 @@ def test_whose_time_is_over_asks_a_last_time() -> None:
     assert early.asked == []
     polls.tick(10)
     assert (early.asked, late.asked) == ([True], [])
-    polls.release_all()
+    polls.shut()
     assert (late.asked, polls.held_count) == ([True], 0)
+    assert not Waiter(polls).is_held
 
 
 def test_reads_are_bounded_and_go_with_their_owner() -> None:
     polls = LongPolling(held_max=2)
-    first, second, third = Waiter(polls), Waiter(polls), Waiter(polls)
-    assert (first.is_held, second.is_held, third.is_held) == (True, True, False)
+    first, second = Waiter(polls), Waiter(polls)
+    assert (first.is_held, second.is_held) == (True, True)
+    with pytest.raises(Busy, match=r"2 pulls wait for messages, .* 2 \(held_polls_max\)"):
+        Waiter(polls)
     polls.drop(first)
     assert polls.held_count == 1
     polls.arrived(("t", 0), 0)
     assert (first.asked, second.asked) == ([], [False])
+
+
+def test_one_owner_does_not_take_the_places_of_others() -> None:
+    polls = LongPolling(held_per_owner_max=3)
+    for number in range(3):
+        Waiter(polls, ("t", number), owner="greedy")
+    with pytest.raises(Busy, match=r"3 pulls of this .* 3 \(held_polls_per_connection_max\)"):
+        Waiter(polls, owner="greedy")
+    assert Waiter(polls, owner="other").is_held
+    # Whoever is asked again gives its place back, however that comes about.
+    polls.arrived(("t", 0), 0)
+    polls.wake(("t", 1))
+    assert [Waiter(polls, owner="greedy").is_held for _ in range(2)] == [True, True]
+    polls.tick(100)
+    assert [Waiter(polls, owner="greedy").is_held for _ in range(3)] == [True] * 3
+    polls.drop("greedy")
+    assert polls.held_count == 0
+    assert Waiter(polls, owner="greedy").is_held
+
+
+def test_one_owner_waits_only_so_often_for_one_queue() -> None:
+    polls = LongPolling()
+    for _ in range(HELD_PER_OWNER_AND_QUEUE_MAX):
+        Waiter(polls, owner="greedy")
+    with pytest.raises(Busy, match="64 pulls of this connection wait for messages of queue 0 of t"):
+        Waiter(polls, owner="greedy")
+    assert Waiter(polls, ("t", 1), owner="greedy").is_held
+    assert Waiter(polls, owner="other").is_held
 
 
 # ----------------------------------------------------------------------------------------- clients
@@ -304,6 +342,31 @@ def test_a_topic_that_cannot_be_stored_is_taken_back() -> None:
     assert topics.get("new") is None
     assert topics.get("t") == TopicSettings("t", 2, 2)
     assert told == []
+
+
+def test_what_failed_is_taken_back_whatever_order_it_was_asked_in() -> None:
+    files = MemoryFiles()
+    store = new_store(files)
+    topics = Topics(store, cluster_name="c", broker_name="b")
+    store.write_staged()
+    kept = TopicSettings("kept", 3, 3)
+    topics.put([kept])
+    store.write_staged()
+    seen: list[SluiceError | None] = []
+    topics.delete("kept", seen.append)
+    topics.put([TopicSettings("kept", 5, 5)], seen.append)
+    topics.put([TopicSettings("new", 1, 1)], seen.append)
+    assert topics.get("kept") == TopicSettings("kept", 5, 5)
+    files.fail("pwritev", error=28)
+    store.write_staged()
+    assert [type(error) for error in seen] == [DiskFull] * 3
+    assert (topics.get("kept"), topics.get("new")) == (kept, None)
+    topics.put([TopicSettings("kept", 5, 5)])
+    topics.delete("kept")
+    topics.put([TopicSettings("kept", 7, 7)])
+    store.write_staged()
+    assert topics.get("kept") == TopicSettings("kept", 7, 7)
+    assert store.table("topic")["kept"]["readQueueNums"] == 7
 
 
 def test_a_topic_is_made_by_a_message_after_the_default_one() -> None:
@@ -442,7 +505,7 @@ def test_a_commit_after_forgetting_counts() -> None:
     offsets = Offsets(store)
     offsets.commit("g", "t", 0, 1)
     seen: list[SluiceError | None] = []
-    offsets.forget_topic("t", seen.append)
+    offsets.forget_group("g", seen.append)
     offsets.commit("g", "t", 0, 5)
     for _ in range(3):
         store.write_staged()

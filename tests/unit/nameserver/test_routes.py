@@ -439,3 +439,23 @@ def test_no_order_of_events_leaves_half_an_entry(events: list[tuple[object, ...]
             case ("delete", [topic, cluster]):
                 table.delete_topic(str(topic), str(cluster))
         consistent(table)
+
+
+def test_copies_that_listen_everywhere_are_seen_where_the_client_dialled() -> None:
+    table = RouteTable()
+    everywhere = replace(A, everywhere="0.0.0.0")  # noqa: S104
+    register(table, everywhere)
+    register(table, replace(A_COPY, everywhere=""))
+    (group,) = table.brokers()
+    _, _, port = A.address.rpartition(":")
+
+    def seen(host: str) -> dict[int, str]:
+        return table.dialled(group, host).addresses
+
+    assert seen("192.0.2.9") == {0: f"192.0.2.9:{port}", 1: A_COPY.address}
+    assert seen("") == seen("2001:db8::1") == {0: A.address, 1: A_COPY.address}
+    assert table.system_topics("192.0.2.9")[1] == f"192.0.2.9:{port}"
+    register(table, replace(A, everywhere="::"))
+    assert seen("2001:db8::1")[0] == f"[2001:db8::1]:{port}"
+    register(table, A)
+    assert seen("192.0.2.9")[0] == A.address

@@ -29,14 +29,14 @@ def golden_batch() -> bytes:
 
 def test_a_batch_that_java_wrote() -> None:
     batch = golden_batch()
-    assert [(m.flag, bytes(m.body), bytes(m.properties)) for m in split_batch(batch)] == MESSAGES
+    assert [(f, bytes(b), p) for f, b, p in split_batch(batch)] == MESSAGES
     assert join_batch(MESSAGES) == batch
 
 
 def test_empty_bodies_and_properties() -> None:
     batch = join_batch([(0, b"", b""), (-1, b"", b"x")])
     assert len(batch) == 45
-    assert [(m.flag, bytes(m.body), bytes(m.properties)) for m in split_batch(batch)] == [
+    assert [(f, bytes(b), p) for f, b, p in split_batch(batch)] == [
         (0, b"", b""),
         (-1, b"", b"x"),
     ]

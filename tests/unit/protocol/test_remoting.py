@@ -380,7 +380,7 @@ def test_the_short_way_to_read_a_send_ends_where_the_long_one_does(change: dict[
     # A command's fields are the command's own: the cache does not see what is done to them.
     decode(payload(BINARY, header)).ext["b"] = "changed"
     assert decode(payload(BINARY, header)).ext == expected
-    assert remoting._walk(header[21:]) == expected
+    assert remoting.walk_fields(header[21:]) == expected
 
 
 @pytest.mark.parametrize("cut", range(21, len(send_header(SEND))))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from pathlib import Path
 
 import pytest
 
 from sluice.errors import RequestInvalid
-from sluice.protocol import remoting_schemas
 from sluice.protocol.remoting_codes import RequestCode, ResponseCode
 from sluice.protocol.remoting_schemas import (
     REQUESTS,
@@ -45,18 +42,8 @@ def test_the_table_has_a_row_for_every_code_and_no_other() -> None:
 def test_the_page_is_what_the_table_says() -> None:
     page = (ROOT / "docs" / "protocols.md").read_text(encoding="utf-8")
     assert page == protocols_markdown(), (
-        "docs/protocols.md is old: python -m sluice.protocol.remoting_schemas docs/protocols.md"
+        "docs/protocols.md is old: python -m sluice.pages protocols docs/protocols.md"
     )
-
-
-def test_the_command_prints_or_writes_the_page(tmp_path: Path) -> None:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        assert remoting_schemas.main([]) == 0
-    assert printed.getvalue() == protocols_markdown()
-    assert remoting_schemas.main([str(tmp_path / "page.md")]) == 0
-    assert (tmp_path / "page.md").read_text(encoding="utf-8") == protocols_markdown()
-    assert "| 310 | SEND_MESSAGE_V2 | client → broker | `a: text`, `b: text`," in printed.getvalue()
 
 
 PULL = {

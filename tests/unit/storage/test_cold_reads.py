@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sluice.errors import RecordDamaged
+from sluice.errors import Busy, RecordDamaged
 from sluice.model import Message
 from sluice.protocol import records
 from sluice.storage.background import Steps
@@ -162,7 +163,74 @@ def test_a_rotten_message_is_an_error_with_file_and_place(number: int) -> None:
     assert damaged.value.next_queue_offset == number + 1, "a reader may go on behind it"
     for offset in {0, 1, COUNT - 2} - {number}:
         assert disk.read("t", 0, offset, count_max=1).status is ReadStatus.FOUND
-    assert disk.store.entry_at(position) is None
+    with pytest.raises(RecordDamaged) as viewed:
+        disk.store.entry_at(position)
+    assert (viewed.value.path, viewed.value.offset) == (path, position % SEGMENT_BYTES)
+
+
+@pytest.mark.parametrize("field_at", [0, 3, 4, 7, 8, 28, 35, 36, 56, 84])
+def test_a_damaged_head_is_damage_and_not_the_middle_of_an_entry(field_at: int) -> None:
+    disk = reopened()
+    (entry,) = disk.read("t", 0, 5, count_max=1).messages
+    position = records.decode(entry).position
+    path = f"/store/commitlog/{position - position % SEGMENT_BYTES:020d}"
+    for bit in range(8):
+        disk.files.flip(path, (position % SEGMENT_BYTES + field_at) * 8 + bit)
+        with pytest.raises(RecordDamaged):
+            disk.store.entry_at(position)
+        disk.files.flip(path, (position % SEGMENT_BYTES + field_at) * 8 + bit)
+    found = disk.store.entry_at(position)
+    assert found is not None
+    assert bytes(found) == bytes(entry)
+    for middle in range(position + 1, position + len(entry)):
+        assert disk.store.entry_at(middle) is None
+
+
+def test_a_damaged_time_does_not_lead_a_search_astray() -> None:
+    disk = Disk()
+    disk.open()
+    for number in range(COUNT):
+        disk.now_ms += 1000
+        disk.put("t", 0, b"%d" % number)
+    times = [disk.now_ms - 1000 * (COUNT - 1 - number) for number in range(COUNT)]
+    disk.reopen()
+    assert len(disk.bodies("t", 0)) == COUNT
+    for number in (0, 7, 20, COUNT - 1):
+        (entry,) = disk.read("t", 0, number, count_max=1).messages
+        position = records.decode(entry).position
+        path = f"/store/commitlog/{position - position % SEGMENT_BYTES:020d}"
+        for at, bit in ((58, 0), (60, 7), (57, 4)):
+            disk.files.flip(path, (position % SEGMENT_BYTES + at) * 8 + bit)
+            for offset, when_ms in enumerate(times):
+                for upper in (False, True):
+                    found = disk.store.offset_for_time("t", 0, when_ms, upper=upper)
+                    # The damaged entry has no time: it or its neighbour may be found instead.
+                    assert found == offset or (
+                        number in (found, offset) and abs(found - offset) == 1
+                    )
+            assert disk.store.earliest_ms("t", 0) == times[number == 0]
+            disk.files.flip(path, (position % SEGMENT_BYTES + at) * 8 + bit)
+
+
+def test_a_query_by_key_never_calls_a_damaged_message_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = Disk()
+    disk.open()
+    for number in range(4):
+        disk.put("t", 0, b"%d" % number, b"KEYS\x01k%d same\x02" % number)
+    disk.reopen()
+    path = f"/store/commitlog/{0:020d}"
+    disk.files.flip(path, 88 * 8)
+    asked = Asked()
+    disk.store.query_key("t", "k0", asked.done)
+    assert isinstance(asked.error, RecordDamaged)
+    assert (asked.error.path, asked.error.offset) == (path, 0)
+    disk.store.query_key("t", "same", asked.done)
+    assert [bytes(records.decode(m).body) for m in asked.result] == [b"3", b"2", b"1"]
+    assert f"a query by key leaves out a damaged entry: {path}: at byte 0" in caplog.text
+    disk.store.query_key("t", "none", asked.done)
+    assert asked.result == []
 
 
 def test_a_unit_that_points_to_another_message_is_noticed() -> None:
@@ -259,3 +327,22 @@ def test_views_outlive_deletion() -> None:
     disk.store.housekeeping.delete_before(SEGMENT_BYTES)
     assert disk.files.names("/store/commitlog")[0] == f"{SEGMENT_BYTES:020d}"
     assert [int(bytes(records.decode(m).body)) for m in held.messages] == [0, 1]
+
+
+def test_reads_that_wait_are_bounded_and_the_refusal_names_the_bound(disk: Disk) -> None:
+    disk.store.config = replace(disk.store.config, cold_reads_max=3)
+    waiting = [ask(disk, 3) for _ in range(3)]
+    query = Asked()
+    refused = ask(disk, 3)
+    disk.store.query_key("t", "k", query.done)
+    for asked in (refused, query):
+        assert isinstance(asked.error, Busy)
+        assert "3 reads wait for the disk, the limit is 3 (cold_reads_max)" in str(asked.error)
+    while cold_step(disk):
+        pass
+    assert [asked.error for asked in waiting] == [None] * 3
+    assert disk.store.cold_reads.count == 0
+    disk.store.query_key("t", "k", query.done)
+    assert disk.store.cold_reads.count == 1
+    steps(disk).run_all()
+    assert (query.count, query.error, disk.store.cold_reads.count) == (2, None, 0)

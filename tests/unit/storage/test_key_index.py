@@ -90,17 +90,17 @@ def test_keys_of_a_message_are_apaches_in_its_order() -> None:
     positions, times = batch.places()
     assert positions.tolist() == [2941] * 4 + [3219]
     assert times.tolist() == [BEGIN_MS] * 4 + [BEGIN_MS + 1]
-    assert len(batch) == 5
+    assert len(batch.keys) == 5
 
 
 def test_a_batch_knows_its_range_also_without_keys() -> None:
     batch = KeyBatch()
-    assert (batch.first_position, batch.end_position, batch.first_ms, batch.last_ms) == (-1,) * 4
+    assert (batch.first_position, batch.end_position) == (-1, -1)
     batch.add(TOPIC, b"", 100, 5, 50)
     batch.add(TOPIC, b"UNIQ_KEY\x01\x02KEYS\x01 \x02TAGS\x01", 150, 6, 50)
-    assert len(batch) == 0
+    assert batch.keys == []
+    assert batch.message_count == 2
     assert (batch.first_position, batch.end_position) == (100, 200)
-    assert (batch.first_ms, batch.last_ms) == (5, 6)
 
 
 def test_a_unique_key_that_is_also_a_key_is_indexed_twice_and_found_once() -> None:

@@ -15,6 +15,7 @@ from sluice.storage.files import RealFiles
 from sluice.storage.memory_files import KeepAll, KeepNothing
 from sluice.storage.reads import ReadStatus
 from sluice.storage.retention import HOUR_MS, OldFile, RetentionRules, delete_before
+from sluice.storage.snapshot import read_snapshot, write_snapshot
 from sluice.storage.state import QUEUE_END_TABLE, TOPIC_TABLE
 from tests.unit.storage.store_kit import SEGMENT_BYTES, Disk
 
@@ -104,6 +105,59 @@ def test_files_that_are_not_old_stay_at_the_hour() -> None:
     disk.now_ms = at_hour(disk.now_ms + 40 * HOUR_MS, 4)
     tick(disk)
     assert log_names(disk) == before
+
+
+def forget_times(disk: Disk) -> None:
+    """Let the snapshot of a closed store not know how old its log files are."""
+    snapshot = read_snapshot(disk.files, "/store")
+    assert snapshot is not None
+    write_snapshot(disk.files, "/store", {**snapshot, "segments": {}})
+
+
+def test_a_file_whose_age_must_be_read_from_the_disk_does_not_stop_the_owner() -> None:
+    disk = filled(retention_hours=72, retention_at="04")
+    before = log_names(disk)
+    disk.close()
+    forget_times(disk)
+    disk.background = steps = Steps()
+    disk.now_ms = at_hour(disk.now_ms + 80 * HOUR_MS, 4)
+    disk.open()
+    for path in disk.paths("/store/commitlog"):
+        disk.files.cold(path, 0, SEGMENT_BYTES)
+    tick(disk)
+    assert log_names(disk) == before
+    steps.run_all()
+    assert len(log_names(disk)) < len(before)
+
+
+@pytest.mark.parametrize("age_hours", [40, 80])
+def test_a_file_whose_age_is_damaged_is_not_taken_for_an_old_one(age_hours: int) -> None:
+    disk = filled(retention_hours=72, retention_at="04")
+    before = log_names(disk)
+    disk.close()
+    forget_times(disk)
+    # The first entry after the file tells its age: its store time is decades back.
+    disk.files.flip(f"/store/commitlog/{before[1]}", (56 + 2) * 8)
+    disk.now_ms = at_hour(disk.now_ms + age_hours * HOUR_MS, 4)
+    disk.open()
+    tick(disk)
+    # The entry after that one tells it too, or the file stays.
+    assert (before[0] in log_names(disk)) == (age_hours == 40)
+
+
+def test_a_file_that_a_batch_closes_right_after_a_start_is_as_old_as_it_is() -> None:
+    disk = Disk(retention_hours=72, retention_at="04")
+    disk.open()
+    disk.fill(9)
+    disk.reopen()
+    disk.store.stage_batch([Message("t", 0, b"x" * 700)] * 3)
+    disk.store.write_staged()
+    before = log_names(disk)
+    assert disk.store.log.written > SEGMENT_BYTES
+    disk.store.housekeeping.checkpoint()
+    disk.now_ms = at_hour(disk.now_ms, 4)
+    tick(disk)
+    assert log_names(disk) == before, "it is some hours old, not decades"
 
 
 def test_what_is_left_is_served_as_before_and_indexes_follow() -> None:
