@@ -59,11 +59,25 @@ def _tail(argv: list[str]) -> int:
     return tail(argv)
 
 
+def _admin(argv: list[str]) -> int:
+    from sluice.client.admin_main import admin
+
+    return admin(argv)
+
+
+def _top(argv: list[str]) -> int:
+    from sluice.client.top import main as top_main
+
+    return top_main(argv)
+
+
 _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "serve": (_serve, "run everything in one process: nameserver, broker, one directory"),
     "broker": (_broker, "run one broker that registers with nameservers elsewhere"),
     "send": (_send, "send messages to a topic"),
     "tail": (_tail, "print the messages of a topic as they come"),
+    "admin": (_admin, "look at a cluster and change it, with the commands of mqadmin"),
+    "top": (_top, "watch brokers, topics and groups: rates and lag"),
     "demo-store": (_demo_store, "make a small store in a new directory, to look at"),
     "inspect": (_inspect, "print a store: segments, offsets, queues, settings, the first bad byte"),
     "nameserver": (_nameserver, "run a nameserver: which broker serves which topic"),

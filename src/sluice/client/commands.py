@@ -16,7 +16,13 @@ from itertools import cycle
 import orjson
 import uvloop
 
-from sluice.client.simple import QueueAt, SimpleClient, nameserver_address
+from sluice.client.simple import (
+    QueueAt,
+    SimpleClient,
+    add_tls_flags,
+    nameserver_address,
+    tls_of,
+)
 from sluice.errors import ConfigError
 from sluice.protocol import records
 from sluice.protocol.remoting_codes import RequestCode as Request
@@ -65,6 +71,7 @@ def _parser(name: str, description: str) -> argparse.ArgumentParser:
         "-n", "--nameserver", help="host:port, several with ;. Default: $NAMESRV_ADDR, then local."
     )
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    add_tls_flags(parser)
     return parser
 
 
@@ -84,7 +91,8 @@ async def _send(arguments: argparse.Namespace) -> int:
         properties["TAGS"] = arguments.tag
     if arguments.key:
         properties["KEYS"] = arguments.key
-    async with SimpleClient(nameserver_address(arguments.nameserver)) as client:
+    nameservers = nameserver_address(arguments.nameserver)
+    async with SimpleClient(nameservers, tls_of(arguments)) as client:
         queues = cycle(await client.send_queues(arguments.topic))
         for body in _bodies(arguments):
             result = await client.send(arguments.topic, next(queues), body, properties)
@@ -105,7 +113,8 @@ def _bodies(arguments: argparse.Namespace) -> list[bytes]:
 
 
 async def _tail(arguments: argparse.Namespace) -> int:
-    async with SimpleClient(nameserver_address(arguments.nameserver)) as client:
+    nameservers = nameserver_address(arguments.nameserver)
+    async with SimpleClient(nameservers, tls_of(arguments)) as client:
         queues = await client.queues(arguments.topic, writing=False)
         left = [arguments.count or -1]
         enough = asyncio.Event()

@@ -6,23 +6,27 @@ to any RocketMQ broker. Errors say what to do.
 
 from __future__ import annotations
 
+import argparse
 import os
+import ssl
 import time
 from collections.abc import Mapping
 from typing import Final, NamedTuple, Self
 
-from sluice.errors import NotFound, SluiceError, TopicMissing
+from sluice.errors import LinkLost, NotFound, SluiceError, TopicMissing
 from sluice.link import RemotingLink
 from sluice.protocol import records
 from sluice.protocol.remoting import RemotingCommand
 from sluice.protocol.remoting_bodies import Route, read_route
 from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.protocol.remoting_codes import ResponseCode as Response
+from sluice.tls import client_tls
 
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 PRODUCER_GROUP: Final = "SLUICE_TOOLS"
 DEFAULT_NAMESERVER: Final = "127.0.0.1:9876"
 _AUTO_CREATE_TOPIC: Final = "TBW102"
+_NO: Final = ("0", "no", "false", "off")
 _FLAG_SUSPEND: Final = 2
 _FLAG_SUBSCRIPTION: Final = 4
 _NOTHING_NEW: Final = (
@@ -62,10 +66,43 @@ def nameserver_address(given: str | None) -> str:
     return given or os.environ.get("NAMESRV_ADDR", "") or DEFAULT_NAMESERVER
 
 
+def add_tls_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that `tls_of` reads."""
+    group = parser.add_argument_group("TLS", "Any of these means TLS; so do SLUICE_CLIENT_TLS* .")
+    group.add_argument("--tls", action="store_true", help="speak TLS to nameserver and brokers")
+    group.add_argument("--tls-ca", metavar="FILE", help="certificates (PEM) that sign theirs")
+    group.add_argument(
+        "--tls-any-name", action="store_true", help="their certificates need not name the address"
+    )
+    group.add_argument("--tls-certificate", metavar="FILE", help="certificate (PEM) to show them")
+    group.add_argument("--tls-key", metavar="FILE", help="its key. Default: in the same file.")
+
+
+def tls_of(arguments: argparse.Namespace | None = None) -> ssl.SSLContext | None:
+    """TLS as flags or, where there is none, SLUICE_CLIENT_TLS* variables want it; None: plain."""
+
+    def wanted(name: str) -> str:
+        given = getattr(arguments, name, None)
+        return str(given or os.environ.get(f"SLUICE_CLIENT_{name.upper()}", ""))
+
+    names = ("tls", "tls_ca", "tls_any_name", "tls_certificate", "tls_key")
+    values = {name: "" if wanted(name) in _NO else wanted(name) for name in names}
+    if not any(values.values()):
+        return None
+    return client_tls(
+        values["tls_ca"],
+        check_name=not values["tls_any_name"],
+        certificate_file=values["tls_certificate"],
+        key_file=values["tls_key"],
+    )
+
+
 class SimpleClient:
     """Connections to a nameserver and to the brokers it names."""
 
-    def __init__(self, nameservers: str) -> None:
+    def __init__(self, nameservers: str, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: as flags want it; without it, as the environment does."""
+        self._tls = tls if tls is not None else tls_of()
         self._nameservers = [part.strip() for part in nameservers.split(";") if part.strip()]
         self._links: dict[str, RemotingLink] = {}
 
@@ -87,7 +124,7 @@ class SimpleClient:
         """One request to one address."""
         link = self._links.get(address)
         if link is None or not link.is_open:
-            link = self._links[address] = await RemotingLink.open(address)
+            link = self._links[address] = await RemotingLink.open(address, tls=self._tls)
         return await link.request(code, ext, body, timeout_seconds)
 
     async def ask_nameserver(
@@ -100,7 +137,7 @@ class SimpleClient:
                 return await self.ask(address, code, ext, body)
             except SluiceError as error:
                 failure = error
-        raise NotFound(
+        raise LinkLost(
             f"no nameserver answers ({failure}); start one with `sluice serve`, or name it with "
             "-n host:port or NAMESRV_ADDR"
         )

@@ -1,0 +1,351 @@
+"""This module has the admin commands about consumer groups: their settings and their progress."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Final
+
+import orjson
+
+from sluice.client.admin import DEAD_PREFIX, Admin
+from sluice.client.admin_flags import (
+    BROKER_FLAGS,
+    BROKER_OR_CLUSTER,
+    DONE,
+    ROUTE_FLAG,
+    Command,
+    Flag,
+    Options,
+    at_least,
+    each,
+    result_rows,
+    result_text,
+    settle,
+    text,
+    yes_no,
+)
+from sluice.client.admin_topics import addresses_for, delete_topic
+from sluice.client.group_checks import RETRY_PREFIX, warning_lines
+from sluice.client.printing import Printer, Table, time_text
+from sluice.errors import NotFound, SluiceError
+from sluice.protocol.json_members import MessageQueue, queue_object
+from sluice.protocol.remoting_clients import ConsumerConnection
+from sluice.protocol.remoting_reports import ConsumeStats, GroupConfig, version_text
+
+GROUP: Final = Flag("g", "groupName", "Name of the consumer group.", text, required=True)
+
+
+def _policy(value: str) -> dict[str, Any]:
+    """A group's retry policy out of JSON."""
+    try:
+        policy = orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"the retry policy is not JSON: {error}") from None
+    if not isinstance(policy, dict) or policy.get("type") not in ("EXPONENTIAL", "CUSTOMIZED"):
+        raise argparse.ArgumentTypeError('no object with "type" EXPONENTIAL or CUSTOMIZED')
+    return policy
+
+
+def _attributes(value: str) -> dict[str, str]:
+    """+a=b,-c as a table of signed names."""
+    changes: dict[str, str] = {}
+    for part in filter(None, value.split(",")):
+        name, equals, new = part.partition("=")
+        if name[:1] not in "+-" or bool(equals) != (name[:1] == "+") or name in changes:
+            raise argparse.ArgumentTypeError(f"{part!r} is neither +name=value nor -name")
+        changes[name] = new
+    return changes
+
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+async def _update_group(admin: Admin, options: Options, printer: Printer) -> int:
+    group = GroupConfig(
+        options.groupName,
+        options.consumeEnable,
+        options.consumeFromMinEnable,
+        options.consumeBroadcastEnable,
+        options.consumeMessageOrderly,
+        options.retryQueueNums,
+        options.retryMaxTimes,
+        options.brokerId,
+        options.whichBrokerWhenConsumeSlowly,
+        options.notifyConsumerIdsChanged,
+        options.groupRetryPolicy,
+        options.attributes or {},
+    )
+    outcomes = await each(
+        await addresses_for(admin, options), lambda address: admin.update_group(address, group)
+    )
+    document = {"subscriptionGroupConfig": group.members(), "brokers": result_rows(outcomes)}
+    rows = [
+        (
+            group.name,
+            address,
+            group.consume_enabled,
+            group.broadcast_enabled,
+            group.orderly,
+            group.retry_queue_count,
+            group.retry_max,
+            result_text(error),
+        )
+        for address, error in outcomes.items()
+    ]
+    names = (
+        *("Group", "Broker", "Consumes", "Broadcasts", "Ordered"),
+        *("Retry Queues", "Retries", "Result"),
+    )
+    printer.show(document, Table(names, rows))
+    return settle(outcomes)
+
+
+async def _delete_group(admin: Admin, options: Options, printer: Printer) -> int:
+    group = options.groupName
+    outcomes = await each(
+        await addresses_for(admin, options),
+        lambda address: admin.delete_group(address, group, offsets=options.removeOffset),
+    )
+    document: dict[str, Any] = {
+        "groupName": group,
+        "removeOffset": options.removeOffset,
+        "brokers": result_rows(outcomes),
+    }
+    rows = [(group, address, result_text(error)) for address, error in outcomes.items()]
+    topics: list[dict[str, str]] = []
+    if options.clusterName is not None:
+        # Messages that wait for another try belong to the group: nobody else reads them.
+        for topic in (f"{RETRY_PREFIX}{group}", f"{DEAD_PREFIX}{group}"):
+            _, _, more = await delete_topic(admin, topic, options.clusterName)
+            topics += more
+    printer.show(document, Table(("Group", "Deleted From", "Result"), rows))
+    return settle(outcomes, *topics)
+
+
+# ----------------------------------------------------------------------------------------- progress
+
+
+async def _progress(admin: Admin, options: Options, printer: Printer) -> int:
+    if options.groupName is None:
+        return await _progress_of_all(admin, printer)
+    group = options.groupName
+    stats = await admin.consume_stats(group, options.topicName, options.cluster)
+    if not stats.queues:
+        raise NotFound(f"group {group} has no offsets; none of its consumers has connected")
+    owners = await _owners(admin, group) if options.showClientIP else {}
+    try:
+        disagreements = (await admin.consumer_connection(group)).disagreements
+    except SluiceError:
+        disagreements = ()  # nobody is connected, so nobody disagrees
+    rows: list[tuple[object, ...]] = []
+    table = []
+    for queue, row in stats.queues.items():
+        behind = row.broker_offset - row.consumer_offset
+        in_flight = row.pull_offset - row.consumer_offset
+        owner = (owners.get(queue, "N/A"),) if options.showClientIP else ()
+        rows.append(
+            (
+                *(queue.topic, queue.broker_name, queue.queue_id),
+                *(row.broker_offset, row.consumer_offset, *owner, behind, in_flight),
+                time_text(row.last_ms) or "N/A",
+            )
+        )
+        table.append(
+            {
+                **queue_object(queue),
+                "brokerOffset": row.broker_offset,
+                "consumerOffset": row.consumer_offset,
+                "pullOffset": row.pull_offset,
+                "diff": behind,
+                "inflight": in_flight,
+                "lastTimestamp": row.last_ms,
+                **({"clientIP": owner[0]} if owner else {}),
+            }
+        )
+    document = {
+        "consumerGroup": group,
+        "consumeTps": stats.tps,
+        "diffTotal": stats.behind,
+        "inflightTotal": stats.in_flight,
+        "offsetTable": table,
+        "unequalSubscriptions": list(disagreements),
+    }
+    names = (
+        *("Topic", "Broker", "Queue", "Broker Offset", "Consumer Offset"),
+        *(("Client IP",) if options.showClientIP else ()),
+        *("Behind", "In Flight", "Last Time"),
+    )
+    printer.show(
+        document,
+        Table(names, rows),
+        "",
+        f"Consume TPS: {stats.tps:.2f}",
+        f"Behind in total: {stats.behind}",
+        f"In flight in total: {stats.in_flight}",
+        *warning_lines(group, disagreements),
+    )
+    return DONE
+
+
+async def _owners(admin: Admin, group: str) -> dict[MessageQueue, str]:
+    """Which client reads which queue, by the address in its name."""
+    try:
+        _, members = await admin.group_members(group)
+    except SluiceError:
+        return {}
+    return {
+        queue: member.connection.client_id.partition("@")[0]
+        for member in members
+        if member.info is not None
+        for queue in member.info.queues
+    }
+
+
+async def _progress_of_all(admin: Admin, printer: Printer) -> int:
+    found = []
+    warnings: list[str] = []
+    for group in await admin.groups():
+        connected: ConsumerConnection | None = None
+        stats: ConsumeStats | None = None
+        version = "OFFLINE"
+        try:
+            stats = await admin.consume_stats(group)
+            connected = await admin.consumer_connection(group)
+            version = version_text(min(row.version for row in connected.connections))
+        except NotFound:
+            pass  # offline
+        except SluiceError as error:
+            version = "UNKNOWN"
+            warnings += ["", f"WARNING: group {group}: {error}"]
+        is_push = connected is not None and connected.consume_type != "CONSUME_ACTIVELY"
+        disagreements = [] if connected is None else list(connected.disagreements)
+        found.append(
+            {
+                "group": group,
+                "count": 0 if connected is None else len(connected.connections),
+                "version": version,
+                "consumeType": "" if connected is None else ("PUSH" if is_push else "PULL"),
+                "messageModel": connected.message_model if connected and is_push else "",
+                "consumeTps": 0.0 if stats is None else stats.tps,
+                "diffTotal": 0 if stats is None else stats.behind,
+                "unequalSubscriptions": disagreements,
+            }
+        )
+        warnings += warning_lines(group, disagreements)
+    names = ("Group", "Count", "Version", "Type", "Model", "TPS", "Behind", "Subscriptions")
+    rows = [
+        (
+            *(row["group"], row["count"], row["version"], row["consumeType"]),
+            *(row["messageModel"], row["consumeTps"], row["diffTotal"]),
+            "UNEQUAL" if row["unequalSubscriptions"] else ("equal" if row["count"] else ""),
+        )
+        for row in found
+    ]
+    printer.show({"groups": found}, Table(names, rows), *warnings)
+    return DONE
+
+
+COMMANDS: Final = (
+    Command(
+        "updateSubGroup",
+        "Creates a consumer group, or sets all its settings anew.",
+        (
+            *BROKER_FLAGS,
+            GROUP,
+            Flag(
+                "s", "consumeEnable", "Whether it may consume. Default: true.", yes_no, default=True
+            ),
+            Flag(
+                "m",
+                "consumeFromMinEnable",
+                "Whether a new one may begin at the first message. Default: false.",
+                yes_no,
+                default=False,
+            ),
+            Flag(
+                "d",
+                "consumeBroadcastEnable",
+                "Whether it may broadcast. Default: false.",
+                yes_no,
+                default=False,
+            ),
+            Flag(
+                "o",
+                "consumeMessageOrderly",
+                "Whether it consumes in order. Default: false.",
+                yes_no,
+                default=False,
+            ),
+            Flag(
+                "q",
+                "retryQueueNums",
+                "Queues of its retry topic. Default: 1.",
+                at_least(0),
+                default=1,
+            ),
+            Flag(
+                "r",
+                "retryMaxTimes",
+                "Tries before a message is given up. Default: 16.",
+                at_least(-1),
+                default=16,
+            ),
+            Flag("p", "groupRetryPolicy", "When messages are tried again: a JSON object.", _policy),
+            Flag("i", "brokerId", "Replica to consume from. Default: 0.", at_least(0), default=0),
+            Flag(
+                "w",
+                "whichBrokerWhenConsumeSlowly",
+                "Replica for who is far behind. Default: 1.",
+                at_least(0),
+                default=1,
+            ),
+            Flag(
+                "a",
+                "notifyConsumerIdsChanged",
+                "Whether members hear of others at once. Default: true.",
+                yes_no,
+                default=True,
+            ),
+            Flag("", "attributes", "Attributes to add and take away: +a=b,-c.", _attributes),
+        ),
+        _update_group,
+        "updateSubGroup -c DefaultCluster -g billing",
+        BROKER_OR_CLUSTER,
+    ),
+    Command(
+        "deleteSubGroup",
+        "Deletes a consumer group; from a cluster, with its retry topics.",
+        (
+            *BROKER_FLAGS,
+            GROUP,
+            Flag(
+                "r",
+                "removeOffset",
+                "Whether its offsets go too. Default: false.",
+                yes_no,
+                default=False,
+            ),
+        ),
+        _delete_group,
+        "deleteSubGroup -c DefaultCluster -g billing -r true",
+        BROKER_OR_CLUSTER,
+    ),
+    Command(
+        "consumerProgress",
+        "Shows how far behind a group is on each queue, or how far all groups are.",
+        (
+            Flag("g", "groupName", "Only this group, queue by queue.", text),
+            Flag("t", "topicName", "Only this topic of the group.", text),
+            Flag(
+                "s",
+                "showClientIP",
+                "Whether to show who reads each queue. Default: false.",
+                yes_no,
+                default=False,
+            ),
+            ROUTE_FLAG,
+        ),
+        _progress,
+        "consumerProgress -g billing",
+    ),
+)
