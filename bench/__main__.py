@@ -6,8 +6,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.harness import Run, machine_facts, table, write_json
+from bench.harness import Failed, Run, Unusable, machine_facts, table, write_json
 from bench.registry import BENCHMARKS
+from peers.errors import PeerFailed, PeerUnavailable
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
@@ -22,12 +23,23 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="less data; ends within 3 minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     parser.add_argument(
+        "--only", metavar="FIGURE,FIGURE", help="measure these figures and leave the rest out"
+    )
+    parser.add_argument("--ours-only", action="store_true", help="measure Sluice without its peer")
+    parser.add_argument("--seconds", type=float, help="how long one measurement takes")
+    parser.add_argument(
         "--directory",
         type=Path,
         default=Path(tempfile.gettempdir()),
         help="on which disk to measure (default: %(default)s)",
     )
-    return parser.parse_args(words)
+    chosen = parser.parse_args(words)
+    parts = chosen.only is not None or chosen.ours_only or chosen.seconds is not None
+    if parts and not (chosen.name and BENCHMARKS[chosen.name].has_parts):
+        parser.error(f"{chosen.name} is measured as a whole: no --only, --ours-only, --seconds")
+    if chosen.seconds is not None and chosen.seconds <= 0:
+        parser.error("--seconds must be more than 0")
+    return chosen
 
 
 def main(words: list[str]) -> int:
@@ -41,8 +53,21 @@ def main(words: list[str]) -> int:
         print(f"{fact:12} {value}")
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="sluice-bench-", dir=chosen.directory) as directory:
-        run = Run(directory=Path(directory), quick=chosen.quick)
-        figures = benchmark.measure(run)
+        run = Run(
+            directory=Path(directory),
+            quick=chosen.quick,
+            only=frozenset(chosen.only.split(",") if chosen.only else ()),
+            ours_only=chosen.ours_only,
+            seconds=chosen.seconds,
+        )
+        try:
+            figures = benchmark.measure(run)
+        except (Failed, PeerFailed) as error:
+            print(f"bench: {benchmark.name} failed: {error}", file=sys.stderr)
+            return 1
+        except (Unusable, PeerUnavailable) as error:
+            print(f"bench: {error}", file=sys.stderr)
+            return 2
     kind = "quick" if chosen.quick else "full"
     print(f"{'run':12} {benchmark.name}, {kind}, {time.monotonic() - begin:.0f} s\n")
     print(table(figures))

@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Literal
 
+from sluice.clock import wall_ms
 from sluice.config import StoreConfig
 from sluice.errors import SluiceError
 from sluice.model import Message
@@ -20,7 +21,7 @@ from sluice.storage.background import Threads
 from sluice.storage.blocking import pack_host
 from sluice.storage.files import RealFiles
 from sluice.storage.opening import open_store
-from sluice.storage.store import ColdRead, ReadResult, wall_clock_ms
+from sluice.storage.store import ColdRead, ReadResult
 
 TICK_S = 0.05
 BORN_MS = 1_700_000_000_000
@@ -71,7 +72,7 @@ class Driver:
         )
         self._returned: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._threads = Threads(self._returned.put)
-        self.store = open_store(config, RealFiles(), self._threads, wall_clock_ms, STORE_HOST)
+        self.store = open_store(config, RealFiles(), self._threads, wall_ms, STORE_HOST)
         self._next_tick = 0.0
         self._error: SluiceError | None = None
 

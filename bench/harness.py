@@ -49,12 +49,27 @@ class Figure:
         }
 
 
+class Unusable(Exception):
+    """What was asked for cannot be measured; the text says what can."""
+
+
+class Failed(Exception):
+    """Something went wrong while it was measured, so there is no figure."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How a benchmark is to run: where it may write, and whether it must end within 3 minutes."""
+    """How a benchmark is to run: where it may write, and whether it must end within 3 minutes.
+
+    `only` names the figures that are wanted (empty: all of them), `ours_only` leaves the peer out,
+    and `seconds` is how long one measurement takes.
+    """
 
     directory: Path
     quick: bool
+    only: frozenset[str] = frozenset()
+    ours_only: bool = False
+    seconds: float | None = None
     begin: float = field(default_factory=time.monotonic)
 
     def progress(self, text: str) -> None:
@@ -64,11 +79,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A name for the command line, one sentence about it, and the function that measures."""
+    """A name for the command line, one sentence about it, and the function that measures.
+
+    `has_parts` says whether a part of it can be asked for: see `Run`.
+    """
 
     name: str
     sentence: str
     measure: Callable[[Run], list[Figure]]
+    has_parts: bool = False
 
 
 def rounds(contestants: Mapping[str, Callable[[], float]], count: int) -> dict[str, float]:

@@ -9,6 +9,12 @@ def _store(run: Run) -> list[Figure]:
     return measure(run)
 
 
+def _rocketmq(run: Run) -> list[Figure]:
+    from bench.rocketmq import measure
+
+    return measure(run)
+
+
 BENCHMARKS = {
     row.name: row
     for row in (
@@ -16,6 +22,12 @@ BENCHMARKS = {
             "store",
             "Appends, reads, recovery and memory of the store, beside the disk's own limit.",
             _store,
+        ),
+        Benchmark(
+            "rocketmq",
+            "Sends, consuming, start and memory beside Apache RocketMQ, with its own programs.",
+            _rocketmq,
+            has_parts=True,
         ),
     )
 }

@@ -1,8 +1,9 @@
 """This package runs the real brokers that Sluice is compared with: Apache RocketMQ first.
 
-`artifacts` says what a peer is made of, `fetch` brings it into a cache folder, `java` compiles
-and runs our small Java programs against it, `process` starts and ends one program, `rocketmq` is
-a whole name server and broker. Tests and benchmarks use it; nothing under `src/` may import it.
+`artifacts` says what a peer is made of, `fetch` brings it into a cache folder, `java` and `go`
+compile our small programs against it, `programs` runs those and reads their events, `process`
+starts and ends one server, `rocketmq` is a whole name server and broker. Tests and benchmarks use
+it; nothing under `src/` may import it.
 
 Everything binds to loopback, every wait has a limit, and a peer that cannot be had raises
 `PeerUnavailable` with the reason, which a test turns into a visible skip.
@@ -11,13 +12,16 @@ Everything binds to loopback, every wait has a limit, and a peer that cannot be 
 from peers.artifacts import ARTIFACT_SETS, Artifact, ArtifactSet
 from peers.errors import PeerFailed, PeerUnavailable
 from peers.fetch import Jars, cache_directory, fetch
-from peers.java import JavaPrograms, RunningProgram
+from peers.go import GoPrograms
+from peers.java import JavaPrograms
+from peers.programs import RunningProgram
 from peers.rocketmq import RocketMQ
 
 __all__ = [
     "ARTIFACT_SETS",
     "Artifact",
     "ArtifactSet",
+    "GoPrograms",
     "Jars",
     "JavaPrograms",
     "PeerFailed",

@@ -1,24 +1,21 @@
 """This module compiles our small Java programs against a peer's jars and runs them.
 
-A program is one class in one file; it prints one JSON object per line, which comes back as a dict.
-Classes are cached under the hash of all sources beside it and of the jars, so nothing stale runs.
+A program is one class in one file; how it is run and read is in `peers.programs`. Classes are
+cached under the hash of all sources beside it and of the jars, so nothing stale runs.
 """
 
-import contextlib
+import functools
 import hashlib
-import json
-import os
 import re
 import subprocess
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from peers.errors import PeerFailed, PeerUnavailable
 from peers.fetch import Jars, cache_directory, locked, published, require_tool
-from peers.process import without_chatter
+from peers.programs import RunningProgram, started
 
 # RocketMQ reaches into the JDK for its buffers; Java 17 and later refuse without these.
 OPEN_MODULES = (
@@ -28,14 +25,18 @@ OPEN_MODULES = (
     "--add-opens=java.base/java.lang=ALL-UNNAMED",
 )
 # A client program lives for seconds: it is not worth the second compiler or a parallel collector.
-SHORT_LIVED = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+SHORT_LIVED = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 COMPILE_TIMEOUT_S = 120.0
 JAVA_VERSION_MIN = 17
 
 
 def java_command() -> str:
     """Path of a Java that is new enough, or PeerUnavailable."""
-    java = require_tool("java")
+    return _checked(require_tool("java"))
+
+
+@functools.cache
+def _checked(java: str) -> str:
     done = subprocess.run(
         [java, "-version"],
         stdin=subprocess.DEVNULL,
@@ -53,86 +54,17 @@ def java_command() -> str:
     return java
 
 
-def parse_events(text: str) -> list[dict[str, Any]]:
-    """The JSON lines among a program's output; other lines are a library's chatter."""
-    events: list[dict[str, Any]] = []
-    for line in text.splitlines():
-        if line.startswith("{"):
-            with contextlib.suppress(json.JSONDecodeError):
-                event = json.loads(line)
-                assert isinstance(event, dict)
-                events.append(event)
-    return events
-
-
-def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines added since the last call; one that is still being written is left for the next."""
-    while (line := file.readline()).endswith(b"\n"):
-        yield line
-    file.seek(-len(line), os.SEEK_CUR)
-
-
-class RunningProgram:
-    """A Java program in the background; its events are read while it goes on."""
-
-    def __init__(self, name: str, command: Sequence[str], output: Path) -> None:
-        self.name = name
-        self._output = output
-        with output.open("wb") as sink:
-            self._process = subprocess.Popen(
-                list(command), stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT
-            )
-
-    def events(self) -> list[dict[str, Any]]:
-        """All events printed so far; a last line that is only half written is left out."""
-        text = self._output.read_text(encoding="utf-8", errors="replace")
-        return parse_events(text[: text.rfind("\n") + 1])
-
-    def wait_for(self, event: str, count: int, timeout_s: float) -> None:
-        """Return once `count` events of the kind `event` have been printed."""
-        deadline = time.monotonic() + timeout_s
-        wanted = f'"event":"{event}"'.encode()
-        found = 0
-        with self._output.open("rb") as lines:
-            while True:
-                ended = self._process.poll() is not None
-                found += sum(line.count(wanted) for line in _whole_lines(lines))
-                if found >= count:
-                    return
-                if ended or time.monotonic() > deadline:
-                    self.kill()
-                    raise PeerFailed(f"{self.name} gave too few {event!r} events:\n{self._tail()}")
-                time.sleep(0.02)
-
-    def finish(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Wait until it ends by itself; its events. PeerFailed on a bad code or a timeout."""
-        try:
-            code = self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired as error:
-            self.kill()
-            raise PeerFailed(
-                f"{self.name} did not end within {timeout_s:.0f} s:\n{self._tail()}"
-            ) from error
-        if code != 0:
-            raise PeerFailed(f"{self.name} ended with code {code}:\n{self._tail()}")
-        return self.events()
-
-    def kill(self) -> None:
-        """End it now, if it still runs."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-
-    def _tail(self) -> str:
-        text = without_chatter(self._output.read_text(encoding="utf-8", errors="replace"))
-        return "\n".join(line[:400] for line in text.splitlines()[-30:])
-
-
 class JavaPrograms:
     """The programs of one source folder, compiled against one set of jars."""
 
-    def __init__(self, sources: Path, jars: Jars, *, home: Path) -> None:
-        """`home` becomes the programs' user.home, so that their logs stay out of the real one."""
+    def __init__(
+        self, sources: Path, jars: Jars, *, home: Path, options: Sequence[str] = ()
+    ) -> None:
+        """`home` becomes the programs' user.home, so that their logs stay out of the real one.
+
+        `options` go to Java itself, before the program's name.
+        """
+        self._options = options
         self._sources = sources
         self._jars = jars
         self._home = home
@@ -144,19 +76,9 @@ class JavaPrograms:
         with self.started(name, *arguments) as program:
             return program.finish(timeout_s)
 
-    @contextlib.contextmanager
-    def started(self, name: str, *arguments: str) -> Iterator[RunningProgram]:
+    def started(self, name: str, *arguments: str) -> AbstractContextManager[RunningProgram]:
         """Run a program in the background; it is killed when the block is left."""
-        command = [*self._command(name), *arguments]
-        with tempfile.NamedTemporaryFile(
-            dir=self._home, prefix=f"{name}-", suffix=".out", delete=False
-        ) as file:
-            output = Path(file.name)
-        program = RunningProgram(name, command, output)
-        try:
-            yield program
-        finally:
-            program.kill()
+        return started(name, [*self._command(name), *arguments], home=self._home)
 
     def _command(self, name: str) -> list[str]:
         classes = self._compile(name)
@@ -166,6 +88,7 @@ class JavaPrograms:
             *OPEN_MODULES,
             f"-Duser.home={self._home}",
             "-Dfile.encoding=UTF-8",
+            *self._options,
             "-cp",
             f"{classes}:{self._jars.class_path}",
             name,

@@ -7,6 +7,7 @@ interpreter exits is killed, so that an interrupted test run leaves nothing behi
 import atexit
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -23,6 +24,8 @@ LOG_TAIL_LINES = 40
 _CHATTER = re.compile(r"^\d\d:\d\d:\d\d,\d+ \|-.*\n?", re.MULTILINE)
 POLL_INTERVAL_S = 0.05
 STOP_TIMEOUT_S = 60.0
+# Below the ports of outgoing connections (32768 and up), above those that services have by custom.
+_PORTS = range(20_000, 32_000)
 
 _alive: set[subprocess.Popen[bytes]] = set()
 
@@ -118,6 +121,14 @@ class PeerProcess:
             ) from error
         self._forget()
 
+    def pause(self) -> None:
+        """Take the processor from it and its children (SIGSTOP) until `resume`."""
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after `pause`."""
+        os.killpg(self.pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """End it at once (SIGKILL), as a crash would."""
         if self.running:
@@ -143,25 +154,27 @@ class PeerProcess:
 def free_ports(count: int, *, also: Sequence[int] = ()) -> list[int]:
     """`count` loopback ports free now; `also` are distances from each that must be free too.
 
-    They are bound together and then released, so they differ from one another. Another program
-    could take one before the peer does; the peer's start then fails and says so.
+    They are bound together and then released, so they differ from one another. They are none of
+    those that the system gives to outgoing connections: a client that dials a server while it is
+    down would else take its port, or even reach itself. Another program could still take one before
+    the peer does; the peer's start then fails and says so.
     """
     ports: list[int] = []
     with contextlib.ExitStack() as held:
-        while len(ports) < count:
-            first = _bind(0, held)
-            assert first is not None
-            if all(_bind(first + distance, held) is not None for distance in also):
-                ports.append(first)
+        for port in random.sample(_PORTS, len(_PORTS)):
+            if len(ports) == count:
+                break
+            if all(_bind(port + distance, held) for distance in (0, *also)):
+                ports.append(port)
+    if len(ports) < count:
+        raise PeerFailed(f"no {count} of the ports {_PORTS[0]} to {_PORTS[-1]} are free")
     return ports
 
 
-def _bind(port: int, held: contextlib.ExitStack) -> int | None:
+def _bind(port: int, held: contextlib.ExitStack) -> bool:
     listener = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
     try:
         listener.bind(("127.0.0.1", port))
     except OSError:
-        return None
-    bound = listener.getsockname()[1]
-    assert isinstance(bound, int)
-    return bound
+        return False
+    return True

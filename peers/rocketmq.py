@@ -8,7 +8,7 @@ be stopped (or killed) and started again: ports, names and store stay the same.
 import os
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -59,12 +59,15 @@ class RocketMQ:
         *,
         config: Mapping[str, object] | None = None,
         heap_mb: int = 1024,
+        java_options: Sequence[str] = (),
         jars: Jars | None = None,
         nameserver: str | None = None,
     ) -> None:
+        """`java_options` are further ones for the broker's Java, beside its heap."""
         self.directory = directory.resolve()
         self.jars = jars if jars is not None else fetch(ROCKETMQ)
         self.heap_mb = heap_mb
+        self._java_options = tuple(java_options)
         self.config: dict[str, str] = {key: str(value) for key, value in (config or {}).items()}
         self._java = java_command()
         # The broker also listens two below its port, and for followers on a port of its own.
@@ -93,6 +96,11 @@ class RocketMQ:
     def broker_pid(self) -> int:
         assert self._broker is not None
         return self._broker.pid
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that run now: the broker's, and the name server's if it is ours."""
+        return [process.pid for process in (self._broker, self._nameserver) if process is not None]
 
     def broker_config(self) -> dict[str, str]:
         """What broker.conf says: the test defaults, this object's addresses, the caller's keys."""
@@ -137,6 +145,18 @@ class RocketMQ:
         if broker is not None:
             broker.kill()
 
+    def pause(self) -> None:
+        """Take the processor from both, so that somebody else can be measured beside them."""
+        for process in (self._broker, self._nameserver):
+            if process is not None:
+                process.pause()
+
+    def resume(self) -> None:
+        """Let both go on after `pause`, the name server first."""
+        for process in (self._nameserver, self._broker):
+            if process is not None:
+                process.resume()
+
     def mqadmin(
         self, *arguments: str, nameserver: str | None = None, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> subprocess.CompletedProcess[str]:
@@ -175,7 +195,7 @@ class RocketMQ:
         path = self.directory / "broker.conf"
         path.write_text(_as_properties(self.broker_config()), encoding="utf-8")
         main = "org.apache.rocketmq.broker.BrokerStartup"
-        broker = self._launch("broker", main, path, heap_mb=self.heap_mb)
+        broker = self._launch("broker", main, path, heap_mb=self.heap_mb, more=self._java_options)
         broker.wait_ready("boot success", START_TIMEOUT_S)
         self._broker = broker
         self._register()
@@ -195,8 +215,10 @@ class RocketMQ:
             remoting.call(self.broker_port, remoting.UPDATE_BROKER_CONFIG, b"brokerPermission=6")
             time.sleep(POLL_INTERVAL_S)
 
-    def _launch(self, name: str, main: str, properties: Path, *, heap_mb: int) -> PeerProcess:
-        command = [*self._java_start(name, heap_mb=heap_mb), main, "-c", str(properties)]
+    def _launch(
+        self, name: str, main: str, properties: Path, *, heap_mb: int, more: Sequence[str] = ()
+    ) -> PeerProcess:
+        command = [*self._java_start(name, heap_mb=heap_mb, more=more), main, "-c", str(properties)]
         return PeerProcess(
             f"RocketMQ's {name}",
             command,
@@ -204,7 +226,7 @@ class RocketMQ:
             environment=self._environment(),
         )
 
-    def _java_start(self, name: str, *, heap_mb: int) -> list[str]:
+    def _java_start(self, name: str, *, heap_mb: int, more: Sequence[str] = ()) -> list[str]:
         home = self.directory / f"home-{name}"
         home.mkdir(parents=True, exist_ok=True)
         return [
@@ -212,6 +234,7 @@ class RocketMQ:
             f"-Xms{heap_mb}m",
             f"-Xmx{heap_mb}m",
             "-XX:MaxDirectMemorySize=2g",
+            *more,
             *OPEN_MODULES,
             f"-Duser.home={home}",
             "-cp",
@@ -225,7 +248,7 @@ class RocketMQ:
         try:
             self.start()
         except BaseException:
-            self._abandon()
+            self.abandon()
             raise
         return self
 
@@ -238,10 +261,10 @@ class RocketMQ:
         if error is None:
             self.stop()
         else:
-            self._abandon()
+            self.abandon()
 
-    def _abandon(self) -> None:
-        """After a failure a clean end is of no interest, and must not hide the failure."""
+    def abandon(self) -> None:
+        """Kill both: after a failure a clean end is of no interest, and must not hide it."""
         self.kill()
         nameserver, self._nameserver = self._nameserver, None
         if nameserver is not None:
