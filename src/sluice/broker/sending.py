@@ -104,9 +104,10 @@ class Sending:
         core = self._core
         if core.store.log.end > core.admission.free_end:
             core.admission.admit(run.born_host, sum(len(body) for _, body, _ in run.parts))
-        self._refuse_unsupported(
-            run.sys_flag, b"\x02".join([properties for _, _, properties in run.parts])
-        )
+        together = b"\x02".join([properties for _, _, properties in run.parts])
+        if run.sys_flag & records.SYS_TX_MASK or b"DELAY" in together or b"TIMER_DEL" in together:
+            for _, _, properties in run.parts:
+                self._refuse_unsupported(run.sys_flag, properties)
         placed = stage_run(core.store, run, keys, sent)
         core.ask_turn()
         core.stats.stored(run.topic, len(run.parts), placed.byte_count)

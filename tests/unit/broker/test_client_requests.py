@@ -8,7 +8,7 @@ from sluice.protocol import records
 from sluice.protocol import remoting_clients as bodies
 from sluice.protocol.json_members import MessageQueue
 from sluice.protocol.message_batches import join_batch
-from sluice.protocol.remoting import RemotingCommand
+from sluice.protocol.remoting import BINARY, RemotingCommand
 from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.protocol.remoting_codes import ResponseCode as Response
 from tests.unit.broker.broker_kit import (
@@ -68,6 +68,33 @@ def test_all_ways_to_send() -> None:
             found = messages_in(await rig.pull("orders", 0))
             stored = [bytes(message.body) for message in found]
             assert stored == [b"long", b"short", b"one", b"two", b"no answer"]
+
+    run_once(work())
+
+
+def test_a_send_is_stored_alike_whatever_its_header_looks_like() -> None:
+    """A binary header of the usual form goes a way of its own."""
+
+    async def work() -> None:
+        async with running() as rig:
+            await rig.make_topic("orders")
+            quick = await RemotingLink.open(rig.broker.address, serialization=BINARY)
+            fields = send_fields("orders", UNIQ_KEY="0123456789ABCDEF", KEYS="k1 k2", TAGS="TagA")
+            answers = [
+                await rig.ask(Request.SEND_MESSAGE_V2, fields, b"body", link)
+                for link in (rig.link, quick)
+            ]
+            plain, other = messages_in(await rig.pull("orders", 0))
+            for name in ("topic", "queue_id", "flag", "sys_flag", "born_ms", "reconsume_times"):
+                assert getattr(plain, name) == getattr(other, name)
+            texts = [records.parse_properties(entry.properties) for entry in (plain, other)]
+            assert [text.pop("__CRC32#") for text in texts]
+            assert texts[0] == texts[1]
+            assert [int(answer.ext["queueOffset"]) for answer in answers] == [0, 1]
+            names = {"queueId", "transactionId", "MSG_REGION", "TRACE_ON"}
+            first, second = ({name: answer.ext[name] for name in names} for answer in answers)
+            assert first == second
+            await quick.close()
 
     run_once(work())
 

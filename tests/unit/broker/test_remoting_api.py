@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sluice.protocol.message_batches import join_batch
 from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.protocol.remoting_codes import ResponseCode as Response
 from sluice.storage.memory_files import MemoryFiles
@@ -23,6 +24,9 @@ from tests.unit.broker.broker_kit import (
 from tests.unit.loops import run_once, until
 
 SEND = Request.SEND_MESSAGE_V2
+BATCH = Request.SEND_BATCH_MESSAGE
+# The last one alone would be harmless.
+DELAYED = join_batch([(0, b"later", b"DELAY\x013\x02"), (0, b"now", b"DELAY\x010\x02")])
 PULL = Request.PULL_MESSAGE
 COMMIT = Request.UPDATE_CONSUMER_OFFSET
 
@@ -46,6 +50,9 @@ BAD_REQUESTS: list[tuple[int, dict[str, Any], bytes, int, str]] = [
     (SEND, send_fields("closed"), b"x", 16, "Sending message to topic[closed] is forbidden."),
     (SEND, send_fields("fresh") | {"c": "orders"}, b"x", 17, "topic[fresh] not exist"),
     (SEND, send_fields("orders", DELAY="3"), b"x", 13, "delayed messages are not supported"),
+    (BATCH, send_fields("orders"), DELAYED, 13, "delayed messages are not supported"),
+    (BATCH, send_fields("orders") | {"f": 4}, DELAYED, 13, "transactional messages are not"),
+    (BATCH, send_fields("orders"), DELAYED[:-1], 13, "does not fit into its size"),
     (SEND, send_fields("orders") | {"f": 4}, b"x", 13, "transactional messages are not"),
     (PULL, without(PULLS, "subVersion"), b"", 1, "the custom field <subVersion> is null"),
     (PULL, PULLS | {"queueOffset": "x"}, b"", 1, "the custom field <queueOffset> is no int64"),

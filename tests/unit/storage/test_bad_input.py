@@ -288,13 +288,14 @@ def test_a_queue_unit_that_points_past_the_log(disk: Disk, field: int) -> None:
 def test_a_rotten_index_file_is_an_error_and_the_next_start_makes_it_anew(
     place: int, killed: bool
 ) -> None:
+    disk = Disk()
+    disk.open()
+
     def query() -> list[memoryview] | BaseException | None:
         outcome: list[list[memoryview] | BaseException | None] = []
         disk.store.query_key("t", "k7", lambda found, error: outcome.append(error or found))
         return outcome[0]
 
-    disk = Disk()
-    disk.open()
     for number in range(100):
         disk.put("t", 0, b"%d" % number, b"KEYS\x01k%d\x02" % number)
     disk.close()
@@ -312,7 +313,8 @@ def test_a_rotten_index_file_is_an_error_and_the_next_start_makes_it_anew(
     else:
         disk.close()
     disk.open()
-    disk.store.tick()
+    while not disk.store.indexing.live:
+        disk.store.tick()
     found = query()
     assert isinstance(found, list)
     assert [bytes(records.decode(entry).body) for entry in found] == [b"next", b"7"]
