@@ -158,12 +158,11 @@ class SendApi:
                 self._api.refuse(connection, command, error)
                 return
             if command.flag == 0:
-                host_hex = self._host_hex.decode()
                 connection.send(
                     send_answer(
                         command.serialization,
                         command.opaque,
-                        ",".join([f"{host_hex}{position:016X}" for position in placed.positions]),
+                        self._message_ids(placed.positions),
                         queue_id,
                         placed.queue_offset,
                         keys[0][0].decode("utf-8", "replace"),
@@ -176,6 +175,11 @@ class SendApi:
         placed = sending.send_run(run, keys, sent)
 
     # ---------------------------------------------------------------------------------------- parts
+
+    def _message_ids(self, positions: list[int]) -> str:
+        """The ids of messages at these places, as an answer lists them."""
+        one = self._host_hex.decode() + "%016X,"
+        return (one * len(positions) % tuple(positions))[:-1]
 
     def _arrived(self, topic: str, queue_id: int, tag: bytes) -> None:
         """A message can be read now: whoever waits for it is asked again."""

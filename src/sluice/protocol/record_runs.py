@@ -17,6 +17,7 @@ from sluice.model import Buffer, Message
 from sluice.protocol import records
 
 _MASK_31: Final = 0x7FFFFFFF
+_ENDS: Final = (b"", b"\x02")  # how the properties of an entry end
 
 
 @dataclass(slots=True)
@@ -53,17 +54,21 @@ def measure_run(encoder: records.Encoder, run: Run, topic: bytes) -> list[int]:
     """
     if not encoder.crc_bytes:
         return [encoder.measure(run.message(index), topic) for index in range(len(run.parts))]
-    run.parts = parts = [
-        part if not part[2] or part[2][-1] == 2 else (part[0], part[1], part[2] + b"\x02")
-        for part in run.parts
-    ]
+    parts = run.parts
+    if any(properties[-1:] not in _ENDS for _, _, properties in parts):
+        run.parts = parts = [
+            part if part[2][-1:] in _ENDS else (part[0], part[1], part[2] + b"\x02")
+            for part in parts
+        ]
     # The first says what all have in common; of the rest only the longest can be too long.
     rest_bytes = encoder.measure(run.message(0), topic) - len(parts[0][1]) - len(parts[0][2])
-    sizes = [rest_bytes + len(body) + len(properties) for _, body, properties in parts]
+    bodies = [len(body) for _, body, _ in parts]
+    properties_bytes = [len(properties) for _, _, properties in parts]
+    sizes = [rest_bytes + a + b for a, b in zip(bodies, properties_bytes, strict=True)]
     if (
         max(sizes) > encoder.entry_bytes_max
-        or max(len(body) for _, body, _ in parts) > encoder.body_bytes_max
-        or max(len(properties) for _, _, properties in parts) > encoder.properties_bytes_max
+        or max(bodies) > encoder.body_bytes_max
+        or max(properties_bytes) > encoder.properties_bytes_max
     ):
         for index in range(len(parts)):
             encoder.measure(run.message(index), topic)

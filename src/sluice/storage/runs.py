@@ -6,21 +6,21 @@ properties in common. It keeps nothing; everything belongs to the store.
 
 from __future__ import annotations
 
-from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
 
 from sluice.errors import MessageIllegal
 from sluice.protocol import records
 from sluice.protocol.record_runs import Run, encode_run, measure_run
 from sluice.storage.flush import Confirmed
 from sluice.storage.indexing import indexed
+from sluice.storage.key_index import Found
 from sluice.storage.queue_index import SIMPLE_UNIT, QueueIndex
 
 if TYPE_CHECKING:
     from sluice.storage.store import Store
 
 Keys = tuple[bytes, bytes, bytes]
-_UNIT: Final[Struct] = SIMPLE_UNIT
 
 
 class PlacedRun(NamedTuple):
@@ -51,20 +51,17 @@ def stage_run(store: Store, run: Run, keys: list[Keys], done: Confirmed) -> Plac
     store.require_room(byte_count)
     store_ms = store.turn_ms()
     offset = queue.next_offset
-    position = first_position = store.log.position_for(byte_count)
+    position = store.log.position_for(byte_count)
     entries = encode_run(store.encoder, run, topic, sizes, offset, position, store_ms)
-    positions = []
-    units = []
-    found = []
-    pack, java_hash, is_indexed = _UNIT.pack, records.java_hash, indexed(run.sys_flag)
-    for size, key in zip(sizes, keys, strict=True):
-        units.append(pack(position, size, java_hash(key[2]) if key[2] else 0))
-        positions.append(position)
-        if is_indexed:
-            found.append((topic, key, position, store_ms))
-        position += size
+    *positions, end = accumulate(sizes, initial=position)
+    java_hash = records.java_hash
+    codes = [java_hash(tag) if tag else 0 for _, _, tag in keys]
+    units = b"".join(map(SIMPLE_UNIT.pack, positions, sizes, codes))
+    found: list[Found] = []
+    if indexed(run.sys_flag):
+        found = [(topic, key, at, store_ms) for key, at in zip(keys, positions, strict=True)]
     store.log.stage(b"".join(entries))
-    assert position - first_position == byte_count, "the sizes decided the places"
+    assert sum(map(len, entries)) == byte_count, "the sizes decided the places"
     queue.next_offset = offset + len(sizes)
-    store.staged.append((queue, b"".join(units), len(sizes), found, position, done, False))
+    store.staged.append((queue, units, len(sizes), found, end, done, False))
     return PlacedRun(positions, byte_count, offset)
