@@ -1,217 +1,197 @@
-"""This module flips every bit of a store, one at a time: the damage is noticed, or it does no harm.
+"""This module flips every bit of a whole store, one at a time: it is noticed, or it does no harm.
 
-The log is large, so its entries are checked one by one: 1 MiB of them, every bit, through the
-function that every reader uses. The small files, and a sample of the log, are flipped in a whole
-store that is then opened and read: either it says which file is damaged and where, or it serves
-exactly what was stored, all of it.
+The store is small: for every bit of every file it is opened, lives on for a moment, and is asked
+everything that can be asked. Each answer is right or an error that names a file and a byte. What a
+larger store adds to this is in the module beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from random import Random
-from typing import Any
 
 import pytest
 
-from sluice.errors import RecordDamaged, StoreCorrupt
 from sluice.model import LOOPBACK_HOST, Message
 from sluice.protocol import records
-from sluice.storage.memory_files import KeepAll, MemoryFiles
-from sluice.storage.state import GROUP_TABLE, OFFSET_TABLE, TOPIC_TABLE
-from sluice.storage.store import Store
-from tests.crash.crash_points import open_again
-from tests.property.store_driver import LONG_TOPIC, QUEUES, ROOT, V6_HOST, Driver, small_config
-from tests.property.store_model import Contents, contents
+from sluice.storage.memory_files import KeepAll
+from sluice.storage.snapshot import read_snapshot
+from tests.crash.flip_kit import (
+    BITS,
+    DAMAGE,
+    LARGE_LOG_BYTES,
+    Answer,
+    FlipStore,
+    ask,
+    judge,
+    large_store,
+    open_flipped,
+    spread,
+    tiny_store,
+)
+from tests.property.store_driver import ROOT
 
-LOG_BYTES = 1 << 20
-PARTS = 16  # the log's megabyte, in as many tests
-LOG_SAMPLE_COUNT = 3_000
-
-flipped: dict[int, int] = {}
+SOAK_FLIPS = 100_000
+# What stands for all: bytes that nobody reads, a few of them.
+UNUSED_BYTES = 8
 
 
-# ----------------------------------------------------------------------------------------- entries
+def flip(store: FlipStore, path: str, bit: int, *, deep: bool) -> bool:
+    """Open the store with one bit flipped and ask it everything; returns whether it noticed."""
+    disk = store.files.crash(KeepAll())
+    disk.flip(path, bit)
+    found: Iterable[Answer]
+    try:
+        opened = open_flipped(store.config, disk)
+    except DAMAGE as damage:
+        found = [(("open",), damage)]
+    else:
+        found = ask(opened, store.placed, deep=deep)
+    return judge(store.answers, found, f"bit {bit} of {path}")
 
 
-def make_entries(random: Random, total_bytes: int, *, with_crc: bool) -> Iterator[bytes]:
-    """Entries of all layouts that together take at least so many bytes."""
-    encoder = records.Encoder(
-        LOOPBACK_HOST, with_crc=with_crc, body_bytes_max=1 << 22, entry_bytes_max=1 << 22
+def used_bytes(store: FlipStore, path: str) -> int:
+    """The bytes of a file up to the last that is not zero, and some more."""
+    data = store.files.read(path, 1 << 20)
+    return min(len(data), len(data.rstrip(b"\0")) + UNUSED_BYTES)
+
+
+Part = tuple[bool, str, range]
+PART_BITS = 512
+
+
+def flip_part(part: Part) -> int:
+    """How many flips of some bits of a file were noticed."""
+    closed, path, bits = part
+    store = tiny_store(closed=closed)
+    # Damage in the log of a store that was killed is met when it is opened.
+    deep = path.startswith(f"{ROOT}/index") or (closed and path.startswith(f"{ROOT}/commitlog"))
+    return sum(flip(store, path, bit, deep=deep) for bit in bits)
+
+
+def flip_store(*, closed: bool, step: int) -> None:
+    """Every bit of the log, and each of so many bits of all else."""
+    store = tiny_store(closed=closed)
+    parts: list[Part] = []
+    for path in store.paths():
+        count = 8 * used_bytes(store, path)
+        every = 1 if path.startswith(f"{ROOT}/commitlog") else step
+        parts += [
+            (closed, path, range(start, min(start + PART_BITS * every, count), every))
+            for start in range(0, count, PART_BITS * every)
+        ]
+    names = {path.removeprefix(f"{ROOT}/").partition("/")[0] for _, path, _ in parts}
+    assert names - {"abort"} == {
+        "batchconsumequeue", "checkpoint", "commitlog", "config", "consumequeue", "index", "lock",
+        "sluice",
+    }  # fmt: skip
+    assert ("abort" in names) != closed
+    noticed = dict.fromkeys(names, 0)
+    for part, count in zip(parts, spread(flip_part, parts), strict=True):
+        noticed[part[1].removeprefix(f"{ROOT}/").partition("/")[0]] += count
+    # Nothing of an entry goes by unnoticed, and nothing of a unit.
+    assert noticed["commitlog"] == 8 * store.log_end
+    units = sum(queue_end * width for queue_end, width in unit_counts(store))
+    in_units = noticed["consumequeue"] + noticed["batchconsumequeue"]
+    assert 8 * units // step <= in_units <= 8 * units // step + len(unit_counts(store))
+    assert (noticed["index"] > 0) == closed, "after a crash it is compared and made again at once"
+    # All else can be made again from the log.
+    assert sum(noticed.values()) == sum(
+        noticed[name] for name in ("commitlog", "consumequeue", "batchconsumequeue", "index")
     )
-    position = 0
-    while position < total_bytes:
-        number = random.getrandbits(30)
-        message = Message(
-            random.choice(("A", "topic", LONG_TOPIC)), number % 8,
-            random.randbytes(random.choice((0, 10, 500, 2000))),
-            random.choice((b"", b"TAGS\x01t\x02", b"KEYS\x01a b\x02UNIQ_KEY\x01u")),
-            flag=number, sys_flag=random.choice((0, records.SYS_COMPRESSED)), born_ms=number,
-            born_host=random.choice((LOOPBACK_HOST, V6_HOST)),
-        )  # fmt: skip
-        topic = message.topic.encode()
-        size = encoder.measure(message, topic)
-        yield encoder.encode(message, topic, size, number, position, number)
-        position += size
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
-def test_every_bit_of_the_log(part: int) -> None:
-    count = 0
-    for original in make_entries(Random(part), LOG_BYTES // PARTS, with_crc=True):
-        position = int.from_bytes(original[28:36], "big")
-        assert records.summarize(original, 0, position).size == len(original)
-        entry = bytearray(original)
-        view = memoryview(entry)
-        for at in range(len(entry)):
-            for bit in (1, 2, 4, 8, 16, 32, 64, 128):
-                entry[at] ^= bit
-                try:
-                    records.summarize(view, 0, position)
-                except records.BadRecord:
-                    pass
-                else:
-                    pytest.fail(f"bit {bit} of byte {at} of {bytes(original)!r} is not noticed")
-                entry[at] ^= bit
-        count += 8 * len(entry)
-    flipped[part] = count
+def test_every_bit_of_a_small_store() -> None:
+    flip_store(closed=True, step=1)
 
 
-def test_number_of_flips() -> None:
-    if len(flipped) < PARTS:
-        pytest.skip("only a part of the log was flipped, there is nothing to count")
-    assert sum(flipped.values()) >= 8 * LOG_BYTES
+@pytest.mark.slow
+def test_bits_of_a_small_store_that_was_killed() -> None:
+    """Recovery reads the log; what it makes of the other files a third of their bits show."""
+    flip_store(closed=False, step=3)
+
+
+@pytest.mark.soak
+def test_every_bit_of_a_small_store_that_was_killed() -> None:
+    flip_store(closed=False, step=1)
+
+
+def unit_counts(store: FlipStore) -> list[tuple[int, int]]:
+    """How many units lie in the files of each queue, and how long they are."""
+    snapshot = read_snapshot(store.files, ROOT)
+    assert snapshot is not None
+    return [(row[5], 20 if row[2] == "s" else 46) for row in snapshot["queues"]]
 
 
 def test_without_the_checksum_the_body_is_safe() -> None:
     """Entries without the whole-message checksum: another body is never taken for the right one."""
-    for original in make_entries(Random(1), LOG_BYTES // 64, with_crc=False):
-        position = int.from_bytes(original[28:36], "big")
-        body = bytes(records.decode(original, 0, position).body)
-        entry = bytearray(original)
+    encoder = records.Encoder(
+        LOOPBACK_HOST, with_crc=False, body_bytes_max=1 << 22, entry_bytes_max=1 << 22
+    )
+    for store_number, (queue, placed, _) in enumerate(large_store(closed=True).placed[:40]):
+        message = Message(queue.topic, queue.queue_id, b"%d" % store_number * 40, b"TAGS\x01t\x02")
+        topic = message.topic.encode()
+        size = encoder.measure(message, topic)
+        position = placed.position
+        entry = bytearray(encoder.encode(message, topic, size, 7, position, placed.store_ms))
         view = memoryview(entry)
         for at in range(len(entry)):
-            for bit in (1, 2, 4, 8, 16, 32, 64, 128):
+            for bit in BITS:
                 entry[at] ^= bit
                 with suppress(records.BadRecord):
-                    assert records.decode(view, 0, position).body == body
+                    assert records.decode(view, 0, position).body == message.body
                 entry[at] ^= bit
 
 
-# ----------------------------------------------------------------------------------- whole stores
+# ------------------------------------------------------------------------------- 1 MiB, end to end
 
 
-class Sample:
-    """A small store with everything in it, as it lies on the disk, and what it serves."""
-
-    def __init__(self, *, clean: bool) -> None:
-        random = Random(5)
-        driver = Driver(small_config())
-        for number in range(24):
-            driver.put(QUEUES[number % len(QUEUES)], random, random.choice((0, 30, 200)))
-            driver.settle()
-        driver.change(GROUP_TABLE, "g", {"n": 1})
-        driver.commit("g", QUEUES[0], 2)
-        driver.tick(5_000)
-        driver.settle()
-        driver.checkpoint()
-        driver.settle()
-        driver.put(QUEUES[0], random, 10)
-        driver.change(GROUP_TABLE, "h", {"n": 2})
-        driver.settle()
-        self.config = driver.config
-        self.log_end = driver.store.log.written
-        self.log_files = [s.file.path for s in driver.store.log.segments.values()]
-        if clean:
-            driver.shut()
-        self.files = driver.files.crash(KeepAll())
-        store = open_again(self.config, self.files.crash(KeepAll()))
-        self.contents = contents(store)
-        self.tables = tables(store)
-        assert sum(len(entries) for _, _, entries in self.contents.values()) == 25
-
-    def paths(self, directory: str = ROOT) -> Iterator[str]:
-        for name in self.files.names(directory):
-            path = f"{directory}/{name}"
-            if self.files.is_directory(path):
-                yield from self.paths(path)
-            else:
-                yield path
-
-    def flip(self, path: str, bit: int) -> bool:
-        """Open and read the store with one bit flipped; returns whether the damage was noticed."""
-        disk = self.files.crash(KeepAll())
-        disk.flip(path, bit)
-        try:
-            store = open_again(self.config, disk)
-            served = contents(store)
-        except (StoreCorrupt, RecordDamaged) as error:
-            damage = error
-        else:
-            self.compare(served, tables(store), f"bit {bit} of {path}")
-            return False
-        assert damage.path.startswith(ROOT)
-        assert damage.offset >= 0
-        return True
-
-    def compare(self, served: Contents, found: dict[str, Any], where: str) -> None:
-        assert served == self.contents, f"{where} changed what is served"
-        assert found == self.tables, f"{where} changed the settings"
+def flip_large(bits: list[tuple[str, int]]) -> int:
+    return sum(flip(large_store(closed=True), path, bit, deep=False) for path, bit in bits)
 
 
-def tables(store: Store) -> dict[str, Any]:
-    return {name: dict(store.table(name)) for name in (TOPIC_TABLE, GROUP_TABLE, OFFSET_TABLE)}
-
-
-@pytest.fixture(scope="module", params=[True, False], ids=["closed", "killed"])
-def sample(request: pytest.FixtureRequest) -> Sample:
-    return Sample(clean=request.param)
-
-
-def used_bytes(files: MemoryFiles, path: str) -> int:
-    """The bytes of a file up to the last that is not zero, and a few more."""
-    data = files.read(path, 1 << 20)
-    return min(len(data), len(data.rstrip(b"\0")) + 8)
+def spread_large(bits: list[tuple[str, int]]) -> int:
+    """How many of these flips were noticed by a store of 1 MiB that is opened for each."""
+    large_store(closed=True)  # before the processes begin, so that they share it
+    return sum(spread(flip_large, [bits[n::16] for n in range(16)]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "group", ["sluice/", "config/", "consumequeue/", "batchconsumequeue/", "index/", "checkpoint",
-              "abort", "lock"]
-)  # fmt: skip
-def test_every_bit_of_small_files(sample: Sample, group: str) -> None:
-    paths = [path for path in sample.paths() if path.startswith(f"{ROOT}/{group}")]
-    if group == "abort" and not paths:
-        pytest.skip("a store that was closed has no such file")
-    assert paths
-    for number, path in enumerate(paths):
-        # One queue file stands for all; the key index is advice, it cannot change what is served.
-        step = 8 if group == "index/" or (group.endswith("queue/") and number) else 1
-        for bit in range(0, 8 * used_bytes(sample.files, path), step):
-            sample.flip(path, bit + bit // 8 % step)
+def test_every_field_of_every_layout_end_to_end() -> None:
+    """Eight entries of different layouts, of each byte of their heads and ends another bit."""
+    store = large_store(closed=True)
+    bits = []
+    for number, position in enumerate(layouts(store)):
+        path, at = store.log_place(position)
+        raw = store.answers["entry", position]
+        body_bytes = len(records.decode(raw, 0, position).body)
+        head_bytes = 112 if len(raw) > 112 else 88
+        places = [*range(head_bytes), *range(head_bytes + body_bytes, len(raw))]
+        bits += [(path, 8 * (at + place) + (place + number) % 8) for place in places]
+    assert len(bits) > 1000
+    assert spread_large(bits) == len(bits)
 
 
-@pytest.mark.slow
-def test_bits_of_the_log(sample: Sample) -> None:
-    """End to end: no damage of an entry goes by unnoticed."""
-    random = Random(3)
-    segment_bytes = sample.config.segment_bytes
-    noticed = 0
-    for _ in range(LOG_SAMPLE_COUNT):
-        position = random.randrange(sample.log_end)
-        path = sample.log_files[position // segment_bytes]
-        noticed += sample.flip(path, position % segment_bytes * 8 + random.randrange(8))
-    # All but the unused bytes behind an end-of-file mark.
-    assert noticed > LOG_SAMPLE_COUNT * 0.8
+def layouts(store: FlipStore) -> list[int]:
+    """Positions of entries, no two of which have the same shape."""
+    found: dict[tuple[object, ...], int] = {}
+    for queue, placed, keys in store.placed:
+        entry = records.decode(store.answers["entry", placed.position], 0, placed.position)
+        shape = (entry.magic, entry.sys_flag, bool(keys), queue.topic)
+        found.setdefault(shape, placed.position)
+    assert {shape[0] for shape in found} == {records.MAGIC_V1, records.MAGIC_V2}
+    return list(found.values())[:8]
 
 
-def test_bits_behind_the_end(sample: Sample) -> None:
-    """What is no entry is no message, whatever it is."""
-    random = Random(4)
-    segment_bytes = sample.config.segment_bytes
-    start = sample.log_end % segment_bytes
-    for _ in range(300):
-        byte = random.randrange(start, segment_bytes)
-        assert not sample.flip(sample.log_files[-1], byte * 8 + random.randrange(8))
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_soak(seed: int) -> None:
+    """Any bits of the store, wherever they are."""
+    random = Random(seed)
+    store = large_store(closed=True)
+    sizes = {path: used_bytes(store, path) for path in store.paths()}
+    assert sum(sizes.values()) > LARGE_LOG_BYTES
+    paths = random.choices(list(sizes), list(sizes.values()), k=SOAK_FLIPS // 20)
+    assert spread_large([(path, random.randrange(8 * sizes[path])) for path in paths]) > 0

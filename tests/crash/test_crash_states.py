@@ -117,9 +117,29 @@ def retention(driver: Driver, random: Random) -> Iterator[None]:
     driver.settle()
 
 
+def deletion(driver: Driver, random: Random) -> Iterator[None]:
+    """A topic with entries in files, in memory and on their way; then another one of its name."""
+    driver.put(QUEUES[0], random, 30)
+    driver.put(QUEUES[1], random, 30)
+    driver.settle()
+    driver.checkpoint()
+    driver.commit("g", QUEUES[0], 1)
+    driver.put(QUEUES[0], random, 10)
+    driver.settle()
+    yield
+    driver.put(QUEUES[0], random, 5)
+    driver.delete_topic(QUEUES[0].topic)
+    driver.put(QUEUES[0], random, 7)
+    driver.settle()
+    driver.checkpoint()
+    driver.settle()
+    driver.put(QUEUES[0], random, 3)
+    driver.settle()
+
+
 Script = Callable[[Driver, Random], Iterator[None]]
 SCRIPTS: tuple[Script, ...] = (
-    entries, batches, roll, checkpoint, settings, retention,
+    entries, batches, roll, checkpoint, settings, retention, deletion,
 )  # fmt: skip
 
 

@@ -193,6 +193,31 @@ def test_after_a_failed_fsync_the_next_start_knows() -> None:
     assert disk.bodies("t", 0) == {}
 
 
+def test_a_checkpoint_that_was_under_way_does_not_bring_a_queue_back() -> None:
+    steps = Steps()
+    disk = Disk(background=steps)
+    disk.open()
+    steps.run_all()
+    disk.fill_staged(20)
+    while steps.step("flush"):
+        pass
+    disk.store.housekeeping.checkpoint()  # its work waits
+    disk.store.delete_topic("t")
+    disk.store.stage(Message("t", 0, b"new"))
+    disk.store.write_staged()
+    while steps.step("flush"):
+        pass
+    steps.run_all()
+    assert ("t", 0) not in disk.store.rows
+    disk.store.housekeeping.checkpoint()
+    steps.run_all()
+    assert len(queue_files(disk)) == 1
+    disk.crash(KeepAll())
+    disk.open()
+    assert not disk.store.recovery.rebuilt
+    assert disk.bodies("t", 0) == {0: b"new"}
+
+
 def test_between_staging_and_the_disk_a_crash_brings_the_topic_back() -> None:
     steps = Steps()
     disk = Disk(background=steps)
