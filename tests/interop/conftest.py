@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from peers import ARTIFACT_SETS, Jars, PeerUnavailable, fetch
-from tests.interop.clients import JavaClients
+from tests.interop.clients import Clients, GoClients, JavaClients
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +22,25 @@ def java_clients(rocketmq_jars: Jars, tmp_path: Path) -> JavaClients:
         return JavaClients(rocketmq_jars, home=tmp_path / "java-clients")
     except PeerUnavailable as error:
         pytest.skip(error.reason)
+
+
+def clients_named(name: str, home: Path) -> Clients:
+    """One of the client libraries that users have; skips the test where it cannot be had."""
+    try:
+        if name == "go-2":
+            return GoClients(home=home, name=name)
+        jars = {"java-5": "rocketmq-5.5.0", "java-4": "rocketmq-client-4.9.8"}[name]
+        return JavaClients(fetch(ARTIFACT_SETS[jars]), home=home, name=name)
+    except PeerUnavailable as error:
+        pytest.skip(error.reason)
+
+
+@pytest.fixture(params=["java-5", "java-4", "go-2"])
+def clients(request: pytest.FixtureRequest, tmp_path: Path) -> Clients:
+    """Each of the client libraries in turn: Java 5.5.0 and 4.9.8, Go 2.1.2."""
+    return clients_named(request.param, tmp_path / "clients")
+
+
+@pytest.fixture
+def go_clients(tmp_path: Path) -> Clients:
+    return clients_named("go-2", tmp_path / "go-clients")

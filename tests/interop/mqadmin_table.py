@@ -163,14 +163,17 @@ def normalized(text: str) -> str:
 
 ROWS: tuple[Row, ...] = (
     Row("updateTopic", "attributes `lite.*` and `cleanup.policy=COMPACTION` are refused"),
-    Row("deleteTopic", "the messages stay in the log until retention takes them"),
+    Row(
+        "deleteTopic",
+        "a topic of the same name starts anew; the old messages stay in the log, unseen, until "
+        "retention takes them",
+    ),
     Row("updateSubGroup"),
     Row("deleteSubGroup"),
     Row(
         "updateBrokerConfig",
-        "settings marked dynamic in [settings.md](settings.md), but those that the store takes "
-        "over at its start (retention, disk limits, largest message); any other is refused with "
-        "the reason. Lasts until the broker stops",
+        "settings marked live in [settings.md](settings.md); any other is refused with the reason. "
+        "The change outlives the broker",
     ),
     Row("updateTopicPerm"),
     Row("topicRoute"),
@@ -192,7 +195,11 @@ ROWS: tuple[Row, ...] = (
     Row("consumerStatus"),
     Row("consumerConnection"),
     Row("producerConnection"),
-    Row("resetOffsetByTime", "consumers that wait for messages hear of it at once"),
+    Row(
+        "resetOffsetByTime",
+        "consumers hear of it at their next pull, those that wait for messages at once; with "
+        "`useServerSideResetOffset=false` all that are connected are told, as before RocketMQ 5",
+    ),
     Row("skipAccumulatedMessage"),
     Row("cloneGroupOffset"),
     Row("sendMessage"),
@@ -213,10 +220,11 @@ ROWS: tuple[Row, ...] = (
     Row("updateTopicList, updateSubGroupList"),
     Row(
         "cleanExpiredCQ, cleanUnusedTopic, deleteExpiredCommitLog",
-        "succeed and do nothing: retention deletes whatever may go by itself",
+        "files go within seconds after the answer; queues that are cleaned keep their offsets",
     ),
-    Row("setConsumeMode, exportPopRecord", "POP consumption is not in this version", False),
-    Row("updateStaticTopic, remappingStaticTopic", "there are no static topics", False),
+    Row("setConsumeMode", "`-m PULL`; POP consumption is not in this version and refused"),
+    Row("exportPopRecord", "POP consumption is not in this version", False),
+    Row("updateStaticTopic, remappingStaticTopic", "refused: there are no static topics", False),
     Row("getBrokerEpoch, getSyncStateSet, electMaster", "there is no controller", False),
     Row("addBroker, removeBroker", "there is no broker container", False),
     Row("createUser, createAcl and the like", "access control is not in this version", False),

@@ -4,6 +4,7 @@ Apache RocketMQ 5.5.0's own broker is the judge: it checks every size, checksum 
 it opens a directory, and its Java client reads the messages back through its own code.
 """
 
+import json
 import os
 import random
 import subprocess
@@ -13,17 +14,22 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from peers import Jars, RocketMQ
-from peers.java import parse_events
+from peers.programs import parse_events
 from sluice.model import QueueKey
 from sluice.protocol import records
 from sluice.storage.blocking import BlockingStore
-from tests.interop.clients import Event, JavaClients, SendPlan, kind
+from sluice.storage.inspect import EXIT_DAMAGED
+from sluice.storage.inspect import main as inspect
+from tests.interop.clients import Event, JavaClients, SendPlan, kind, progress
 from tests.interop.store_load import (
     APACHE_SIZES,
     BORN_MS,
     GROUP,
     QUEUES,
+    SEGMENT_BYTES,
     SHARED_KEYS,
     Seen,
     Stored,
@@ -152,18 +158,27 @@ def append_and_be_killed(apache: RocketMQ, *, after: int) -> list[Event]:
     return parse_events(b"".join(line for line in lines if line.endswith(b"\n")).decode())
 
 
-def check_queries(apache: RocketMQ, clients: JavaClients, stored: Stored, ids: list[str]) -> None:
-    """By key, unique key and message id, for messages spread over the whole log."""
+def check_queries(
+    apache: RocketMQ, clients: JavaClients, stored: Stored, ids: list[str]
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """By key, unique key and message id, for messages spread over the whole log.
+
+    Returns how far `GROUP` is, which is asked on the way.
+    """
     by_number = {seen.flag: (place, seen) for place, seen in stored.items()}
+    offsets = {}
     for topic in ("Orders", "Payments"):
         numbers = [n for n in range(0, len(ids), 97) if by_number[n][0][0] == topic]
+        sharing = {n for n in range(3, len(ids), SHARED_KEYS) if by_number[n][0][0] == topic}
         assert len(numbers) > 5
+        assert len(sharing) > 1
         found = clients.query(
             apache.nameserver_address,
             topic,
-            keys=[f"key-{n}" for n in numbers] + ["key-none"],
+            keys=[f"key-{n}" for n in numbers] + ["key-none", "shared-3"],
             unique_keys=[f"7F000001{n:024X}" for n in numbers],
             message_ids=[ids[n] for n in numbers],
+            group=GROUP,
         )
         assert [row["asked"] for row in kind(found, "missing")] == ["key-none"]
         expected = {
@@ -175,12 +190,15 @@ def check_queries(apache: RocketMQ, clients: JavaClients, stored: Stored, ids: l
                 ("id", ids[n]),
             )
         }
-        answers = {(row["by"], row["asked"]): row["bodySha256"] for row in kind(found, "found")}
-        assert answers == expected
-    sharing = {n for n in range(3, len(ids), SHARED_KEYS) if by_number[n][0][0] == "Orders"}
-    assert len(sharing) > 1
-    found = clients.query(apache.nameserver_address, "Orders", keys=["shared-3"])
-    assert {row["flag"] for row in kind(found, "found")} == sharing
+        rows = kind(found, "found")
+        assert {
+            (row["by"], row["asked"]): row["bodySha256"]
+            for row in rows
+            if row["asked"] != "shared-3"
+        } == expected
+        assert {row["flag"] for row in rows if row["asked"] == "shared-3"} == sharing
+        offsets = progress(found)
+    return offsets
 
 
 def test_apache_serves_and_extends_what_sluice_wrote(
@@ -195,11 +213,9 @@ def test_apache_serves_and_extends_what_sluice_wrote(
         assert {row["bornHost"] for row in received} == {"10.1.2.3:4321"}
         assert {row["bornMs"] - row["flag"] for row in received} == {BORN_MS}
         assert {row["offsetMsgId"] for row in received} == set(ids)
-        check_queries(apache, java_clients, stored, ids)
-
-        progress = java_clients.progress(nameserver, GROUP)
+        offsets = check_queries(apache, java_clients, stored, ids)
         count = ends(stored)
-        assert progress == {queue: (committed[queue], count[queue]) for queue in count}
+        assert offsets == {queue: (committed[queue], count[queue]) for queue in count}
         shown = apache.mqadmin("consumerProgress", "-g", GROUP).stdout
         lag = sum(count.values()) - sum(committed.values())
         assert f"Consume Diff Total: {lag}" in shown
@@ -231,6 +247,65 @@ def test_apache_serves_and_extends_what_sluice_wrote(
     assert_same({place: found[place] for place in stored}, stored)
 
 
+def damage(apache: RocketMQ, numbers: Sequence[int], ids: Sequence[str]) -> None:
+    """Let one byte of each of these messages rot on the disk."""
+    for number in numbers:
+        position = int(ids[number][-16:], 16)
+        at = position % SEGMENT_BYTES
+        path = apache.store_directory / "commitlog" / f"{position - at:020d}"
+        with path.open("r+b") as file:
+            file.seek(at + 91)
+            byte = file.read(1)[0]
+            file.seek(at + 91)
+            file.write(bytes([byte ^ 0x10]))
+
+
+def test_what_is_salvaged_is_a_store_for_sluice_and_for_apache(
+    rocketmq_jars: Jars,
+    java_clients: JavaClients,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Positions and offsets are kept, so the lost ones are holes in their queues.
+
+    The holes are in the second and later log files: behind a hole Apache's broker goes on at the
+    next file, and takes every hole to lie in the first one.
+    """
+    damaged = new_apache(rocketmq_jars, tmp_path / "damaged")
+    stored, _, ids = write_with_sluice(damaged)
+    by_number = {seen.flag: place for place, seen in stored.items()}
+    first = next(n for n in range(len(ids)) if int(ids[n][-16:], 16) >= SEGMENT_BYTES)
+    lost = [first, first + 1, first + 700, first + 701, first + 702, 3_500, len(ids) - 1]
+    damage(damaged, lost, ids)
+    good = {place: seen for place, seen in stored.items() if seen.flag not in lost}
+    assert len(good) == len(stored) - len(lost)
+
+    salvaged = new_apache(rocketmq_jars, tmp_path / "salvaged")
+    words = [str(damaged.store_directory), "--salvage", str(salvaged.store_directory), "--json"]
+    assert inspect(words) == EXIT_DAMAGED
+    done = json.loads(capsys.readouterr().out)
+    assert (done["entry_count"] >= len(good), len(done["gaps"])) == (True, 4)
+    with open_sluice(salvaged.store_directory, salvaged.broker_port) as store:
+        for number, place in by_number.items():
+            if number % 50 == 0 or number in lost:
+                found = read_one(store, *place)
+                assert found == (None if number in lost else stored[place])
+    with salvaged:
+        received = java_clients.receive_all(salvaged.nameserver_address, list(QUEUES))
+    assert_same(seen_by_java(received), good)
+
+
+def read_one(store: BlockingStore, topic: str, queue_id: int, offset: int) -> Seen | None:
+    """The message at an offset; None where the offset was given away, but holds nothing."""
+    result = store.read(topic, queue_id, offset, count_max=1)
+    for view in result.messages:
+        entry = records.decode(view)
+        if entry.queue_offset == offset:
+            return seen_by_sluice(entry)
+    assert result.next_offset > offset
+    return None
+
+
 def test_sluice_reads_what_apache_wrote(
     rocketmq_jars: Jars, java_clients: JavaClients, tmp_path: Path
 ) -> None:
@@ -241,9 +316,8 @@ def test_sluice_reads_what_apache_wrote(
         large_bodies = SendPlan("large", topics, count=50, body_bytes=20_000)
         sent = java_clients.send(nameserver, plain_bodies)
         sent += java_clients.send(nameserver, large_bodies)
-        java_clients.receive_push(nameserver, topics, len(sent), group="apache-readers")
-        progress = java_clients.progress(nameserver, "apache-readers")
-        received = java_clients.receive_all(nameserver, topics)
+        received = java_clients.receive_push(nameserver, topics, len(sent), group="apache-readers")
+        offsets = java_clients.progress(nameserver, "apache-readers")
     assert segment_count(apache) > 2
     with open_sluice(apache.store_directory, apache.broker_port) as store:
         found = read_queues(store, dict.fromkeys(topics, 4))
@@ -252,7 +326,7 @@ def test_sluice_reads_what_apache_wrote(
         for topic in topics:
             assert store.table("topic")[topic]["writeQueueNums"] == 4
             for queue_id in range(4):
-                expected, _ = progress[topic, queue_id]
+                expected, _ = offsets[topic, queue_id]
                 assert store.committed_offset("apache-readers", topic, queue_id) == expected
     assert short(found) == sent_places(sent)
     assert_same(found, seen_by_java(received))

@@ -6,74 +6,35 @@ wire and by mqadmin.
 
 from __future__ import annotations
 
-import asyncio
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 import pytest
 
 from peers import Jars, RocketMQ
-from peers.process import PeerProcess
 from peers.rocketmq import BROKER, CLUSTER
-from sluice.link import RemotingLink
 from sluice.protocol import lenient_json
 from sluice.protocol.remoting import RemotingCommand
 from tests.interop.clients import JavaClients, SendPlan
+from tests.interop.sluice_process import (
+    Question,
+    SluiceNameserver,
+    ask,
+    has_route,
+    wait_for_route,
+)
 
-ROOT = Path(__file__).parents[2]
 TOPICS = ("RoutedOrders", "RoutedPayments")
 TOPIC = "RoutedAlike"
-READY = "nameserver listens on "
-WAIT_S = 60.0
 
 
 @pytest.fixture
 def ours(tmp_path: Path) -> Iterator[str]:
     """The address of a running `sluice nameserver`."""
-    command = [sys.executable, "-m", "sluice", "nameserver", "--listen-port", "0"]
-    process = PeerProcess(
-        "sluice nameserver",
-        [*command, "--directory", str(tmp_path / "nameserver")],
-        log=tmp_path / "nameserver.out",
-        environment={"PYTHONPATH": str(ROOT / "src")},
-    )
-    with process:
-        process.wait_ready(READY, WAIT_S)
-        lines = process.output().splitlines()
-        yield next(line.removeprefix(READY) for line in lines if line.startswith(READY))
-        assert process.running
-        process.stop()
-
-
-class Question(NamedTuple):
-    code: int
-    ext: dict[str, str]
-    body: bytes = b""
-
-
-def ask(address: str, *questions: Question) -> list[RemotingCommand]:
-    async def work() -> list[RemotingCommand]:
-        link = await RemotingLink.open(address)
-        answers = [await link.request(*question, timeout_seconds=WAIT_S) for question in questions]
-        await link.close()
-        return answers
-
-    return asyncio.run(work())
-
-
-def has_route(address: str, topic: str) -> bool:
-    return ask(address, Question(105, {"topic": topic}))[0].code == 0
-
-
-def wait_for_route(address: str, topic: str, *, there: bool = True) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while has_route(address, topic) != there:
-        assert time.monotonic() < deadline, f"{topic}: still the other way round"
-        time.sleep(0.1)
+    with SluiceNameserver(tmp_path / "nameserver") as nameserver:
+        yield nameserver.address
 
 
 @pytest.mark.slow

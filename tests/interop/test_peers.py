@@ -4,24 +4,39 @@ Without this file a failing interop test could mean a broken harness as well as 
 """
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from peers import Artifact, ArtifactSet, Jars, PeerFailed, PeerUnavailable, RocketMQ, fetch
-from peers.process import PeerProcess
-from tests.interop.clients import JavaClients, SendPlan, kind
+from peers import (
+    Artifact,
+    ArtifactSet,
+    GoPrograms,
+    Jars,
+    PeerFailed,
+    PeerUnavailable,
+    RocketMQ,
+    fetch,
+)
+from peers.process import PeerProcess, free_ports
+from peers.programs import started
+from tests.interop.clients import GO_SOURCES, JavaClients
+from tests.interop.outcomes import (
+    GROUP,
+    SEGMENT_BYTES,
+    TOPICS,
+    check_delivery,
+    check_kept_when_killed,
+)
 
 SMALL = ArtifactSet("small", (Artifact("group", "name", "1"),))
 
-TOPICS = ("PeersOrders", "PeersPayments")
-SEGMENT_BYTES = 4 * 1024 * 1024
 
-
-def fake_tools(directory: Path, maven: str) -> str:
-    """A PATH that holds a `java` that does nothing and a `mvn` with the given text."""
+def fake_tools(directory: Path, **tools: str) -> str:
+    """A PATH that holds a `java` that does nothing and tools with the given texts."""
     directory.mkdir()
-    for name, text in (("java", "exit 0"), ("mvn", maven)):
+    for name, text in {"java": "exit 0", **tools}.items():
         tool = directory / name
         tool.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
         tool.chmod(0o755)
@@ -39,7 +54,7 @@ def test_without_maven_the_peer_is_unavailable(
 def test_a_failed_download_says_why_and_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = fake_tools(tmp_path / "bin", "echo no route to the registry; exit 1")
+    path = fake_tools(tmp_path / "bin", mvn="echo no route to the registry; exit 1")
     monkeypatch.setenv("PATH", path)
     cache = tmp_path / "cache"
     cache.mkdir()
@@ -58,7 +73,7 @@ def test_a_fetched_set_is_not_fetched_again(
         '  -DoutputDirectory=*) mkdir -p "${option#*=}"; touch "${option#*=}/a.jar";;\n'
         "esac; done"
     )
-    monkeypatch.setenv("PATH", fake_tools(tmp_path / "bin", script))
+    monkeypatch.setenv("PATH", fake_tools(tmp_path / "bin", mvn=script))
     cache = tmp_path / "cache"
     cache.mkdir()
     first = fetch(SMALL, cache=cache)
@@ -66,6 +81,56 @@ def test_a_fetched_set_is_not_fetched_again(
     assert first == second
     assert [jar.name for jar in first.directory.iterdir()] == ["a.jar"]
     assert calls.read_text(encoding="utf-8") == "called\n"
+
+
+def test_without_go_its_client_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PeerUnavailable, match="go is not installed"):
+        GoPrograms(GO_SOURCES, home=tmp_path / "home")
+
+
+def test_go_modules_that_cannot_be_had_say_why_and_leave_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = 'case "$1" in env) echo go1;; *) echo no route to the proxy; exit 1;; esac'
+    monkeypatch.setenv("PATH", fake_tools(tmp_path / "bin", go=answers))
+    monkeypatch.setenv("SLUICE_PEER_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(PeerUnavailable, match="no route to the proxy"):
+        GoPrograms(GO_SOURCES, home=tmp_path / "home")
+    assert [name.name for name in (tmp_path / "cache").iterdir() if name.is_dir()] == []
+
+
+def test_a_program_that_does_not_say_it_is_done_was_not_stopped_well(tmp_path: Path) -> None:
+    script = "trap 'exit 0' TERM; echo '{\"event\":\"ready\"}'; while :; do sleep 0.05; done"
+    with started("looper", ["/bin/sh", "-c", script], home=tmp_path) as program:
+        program.wait_for("ready", 1, timeout_s=30)
+        with pytest.raises(PeerFailed, match="undone"):
+            program.stop(timeout_s=30)
+
+
+def test_events_are_read_as_they_come_and_never_half(tmp_path: Path) -> None:
+    script = 'printf \'{"event":"a"}\\nchatter\\n{"event":"b"}\\n{"event":"half\'; sleep 60'
+    with started("writer", ["/bin/sh", "-c", script], home=tmp_path) as program:
+        program.wait_for("b", 1, timeout_s=30)
+        assert [event["event"] for event in program.new_events()] == ["a", "b"]
+        assert program.new_events() == []
+        assert program.running
+
+
+def test_ports_are_free_and_never_those_of_outgoing_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = free_ports(2, also=(-2, 1))
+    assert abs(first - second) > 1
+    assert max(first, second) < 32_768
+    monkeypatch.setattr("peers.process._PORTS", range(first, first + 2))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first))
+        assert free_ports(1) == [first + 1]
+        with pytest.raises(PeerFailed, match="no 2 of the ports"):
+            free_ports(2)
 
 
 def test_a_program_that_ends_early_shows_its_log(tmp_path: Path) -> None:
@@ -79,34 +144,8 @@ def test_apache_delivers_what_apache_stored(
     rocketmq_jars: Jars, java_clients: JavaClients, tmp_path: Path
 ) -> None:
     with RocketMQ(tmp_path / "apache", jars=rocketmq_jars) as apache:
-        nameserver = apache.nameserver_address
-        sent = java_clients.send(nameserver, SendPlan("p", TOPICS, count=200, queues=4))
-        received = java_clients.receive_all(nameserver, TOPICS)
-        first = sent[0]
-        found = java_clients.query(
-            nameserver,
-            first["topic"],
-            keys=[first["id"], "no-such-key"],
-            unique_keys=[first["msgId"]],
-            message_ids=[first["offsetMsgId"]],
-        )
-        pushed = java_clients.receive_push(nameserver, TOPICS, count=200, group="peers-push")
-        progress = java_clients.progress(nameserver, "peers-push")
-        shown = apache.mqadmin("consumerProgress", "-g", "peers-push").stdout
-    places = {row["id"]: (row["topic"], row["queueId"], row["queueOffset"]) for row in sent}
-    for rows in (received, pushed):
-        assert {
-            row["properties"]["id"]: (row["topic"], row["queueId"], row["queueOffset"])
-            for row in rows
-        } == places
-    assert [row["by"] for row in kind(found, "found")] == ["key", "unique", "id"]
-    assert {row["properties"]["id"] for row in kind(found, "found")} == {first["id"]}
-    assert [row["asked"] for row in kind(found, "missing")] == ["no-such-key"]
-    assert {queue: end for queue, (_, end) in progress.items() if queue[0] in TOPICS} == {
-        (topic, queue): 25 for topic in TOPICS for queue in range(4)
-    }
-    assert all(committed == end for committed, end in progress.values())
-    assert "PeersPayments" in shown
+        check_delivery(java_clients, apache.nameserver_address)
+        assert TOPICS[1] in apache.mqadmin("consumerProgress", "-g", GROUP).stdout
 
 
 def test_apache_keeps_what_it_acknowledged_when_it_is_killed(
@@ -114,21 +153,4 @@ def test_apache_keeps_what_it_acknowledged_when_it_is_killed(
 ) -> None:
     config = {"mappedFileSizeCommitLog": SEGMENT_BYTES, "flushDiskType": "SYNC_FLUSH"}
     with RocketMQ(tmp_path / "apache", config=config, jars=rocketmq_jars) as apache:
-        nameserver = apache.nameserver_address
-        plan = SendPlan("k", TOPICS, count=1_000_000, body_bytes=2_000, threads=4)
-        with java_clients.sending(nameserver, plan) as producer:
-            producer.wait_for("sent", 2_000, timeout_s=120)
-            apache.kill()
-            events = producer.finish(timeout_s=120)
-        acknowledged = {
-            row["id"]: row["bodySha256"]
-            for row in kind(events, "sent")
-            if row["status"] == "SEND_OK"
-        }
-        assert kind(events, "failed")
-        assert (apache.store_directory / "abort").exists()
-        apache.start()
-        received = java_clients.receive_all(nameserver, TOPICS)
-        assert len(list((apache.store_directory / "commitlog").iterdir())) > 1
-    seen = {row["properties"]["id"]: row["bodySha256"] for row in received}
-    assert {identity: seen.get(identity) for identity in acknowledged} == acknowledged
+        check_kept_when_killed(java_clients, apache)

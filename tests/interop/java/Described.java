@@ -1,6 +1,7 @@
 import java.net.InetSocketAddress;
 import java.net.SocketAddress;
 import java.security.MessageDigest;
+import java.security.NoSuchAlgorithmException;
 import java.util.Base64;
 import java.util.TreeMap;
 import org.apache.rocketmq.common.message.MessageClientExt;
@@ -13,11 +14,7 @@ final class Described {
     private Described() {
     }
 
-    static void print(String event, MessageExt message) throws Exception {
-        line(event, message).print();
-    }
-
-    static Line line(String event, MessageExt message) throws Exception {
+    static Line line(String event, MessageExt message) {
         byte[] body = message.getBody();
         String offsetId = message instanceof MessageClientExt
             ? ((MessageClientExt) message).getOffsetMsgId() : message.getMsgId();
@@ -47,10 +44,14 @@ final class Described {
         return line;
     }
 
-    static String sha256(byte[] data) throws Exception {
+    static String sha256(byte[] data) {
         StringBuilder hex = new StringBuilder();
-        for (byte b : MessageDigest.getInstance("SHA-256").digest(data)) {
-            hex.append(String.format("%02x", b));
+        try {
+            for (byte b : MessageDigest.getInstance("SHA-256").digest(data)) {
+                hex.append(Character.forDigit(b >> 4 & 15, 16)).append(Character.forDigit(b & 15, 16));
+            }
+        } catch (NoSuchAlgorithmException error) {
+            throw new AssertionError("every Java has SHA-256", error);
         }
         return hex.toString();
     }
