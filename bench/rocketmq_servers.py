@@ -51,6 +51,7 @@ class Server(ABC):
     """A name server and a broker of one side, on an empty store of their own."""
 
     name: str
+    is_peer = False
     nameserver_port: int
     broker_port: int
 
@@ -180,6 +181,8 @@ class Server(ABC):
 
 class Apache(Server):
     """Apache RocketMQ 5.5.0 with its defaults and a heap of 4 GiB."""
+
+    is_peer = True
 
     def __init__(self, directory: Path, jars: Jars, *, flush: str) -> None:
         super().__init__()
