@@ -12,7 +12,8 @@ What exists today, and where (arrows of import point down only; tests/tidy/test_
     broker/          what a broker does for its clients
       server.py        the process; core.py joins the services; registration.py tells nameservers
       remoting_api.py  RocketMQ's requests -> services -> answers; admin_*.py those of mqadmin
-      sending.py       sends                pulling.py       pulls; long_polling.py holds them
+      sending.py       sends; send_api.py their requests, with a short way for the usual one
+      pulling.py       pulls; long_polling.py holds them
       topics.py        topics               groups.py        groups, and who is connected
       settings_table.py  how their settings change; topic_deletion.py what goes with a topic
       runtime_settings.py  the broker's own settings, changed while it runs
@@ -28,7 +29,7 @@ What exists today, and where (arrows of import point down only; tests/tidy/test_
     storage/         one machine's durable log and its indexes
       store.py         the facade for an event loop; blocking.py the same for threads
       opening.py       opens a store; recovery.py finds the true end after a crash
-      commit_log.py    the log: entries in, positions out
+      commit_log.py    the log: entries in, positions out; runs.py stages a batch
       flush.py         group commit: who waits, when it is durable
       queue_index.py   (topic, queue, offset) -> position; reads.py answers reads
       key_index.py     key -> positions; indexing.py keeps it at the log's heels
@@ -39,7 +40,7 @@ What exists today, and where (arrows of import point down only; tests/tidy/test_
       files.py         the disk as a parameter; memory_files.py one that crashes and fails
       inspect.py       prints a store
     protocol/        bytes <-> values, no IO
-      records.py       the stored message
+      records.py       the stored message; record_runs.py a batch of them
       framing.py       frames out of any chunks; remoting*.py RocketMQ's commands and bodies
     config/          every setting: default, unit, limit, RocketMQ's name
     telemetry.py     metrics, times in buckets, Prometheus's text
