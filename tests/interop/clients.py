@@ -149,8 +149,11 @@ class Clients:
 class JavaClients(Clients):
     """Apache's Java client, which is also an administrator where the jars hold its tools."""
 
-    def __init__(self, jars: Jars, *, home: Path, name: str = "java-5") -> None:
-        super().__init__(name, JavaPrograms(JAVA_SOURCES, jars, home=home, options=JAVA_OPTIONS))
+    def __init__(
+        self, jars: Jars, *, home: Path, name: str = "java-5", options: Sequence[str] = ()
+    ) -> None:
+        options = [*JAVA_OPTIONS, *options]
+        super().__init__(name, JavaPrograms(JAVA_SOURCES, jars, home=home, options=options))
 
     def query(
         self,

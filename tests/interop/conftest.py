@@ -29,15 +29,16 @@ def clients_named(name: str, home: Path) -> Clients:
     try:
         if name == "go-2":
             return GoClients(home=home, name=name)
-        jars = {"java-5": "rocketmq-5.5.0", "java-4": "rocketmq-client-4.9.8"}[name]
-        return JavaClients(fetch(ARTIFACT_SETS[jars]), home=home, name=name)
+        jars = "rocketmq-client-4.9.8" if name == "java-4" else "rocketmq-5.5.0"
+        options = ["-Drocketmq.serialize.type=ROCKETMQ"] if name == "java-5-binary" else []
+        return JavaClients(fetch(ARTIFACT_SETS[jars]), home=home, name=name, options=options)
     except PeerUnavailable as error:
         pytest.skip(error.reason)
 
 
 @pytest.fixture(params=["java-5", "java-4", "go-2"])
 def clients(request: pytest.FixtureRequest, tmp_path: Path) -> Clients:
-    """Each of the client libraries in turn: Java 5.5.0 and 4.9.8, Go 2.1.2."""
+    """Each of the client libraries in turn: Java 5.5.0 and 4.9.8, Go 2.1.2; or those named."""
     return clients_named(request.param, tmp_path / "clients")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from tests.interop.sluice_process import (
 from tests.interop.watching import Group, Ledger, Member, Sender
 
 ENDLESS = 10_000_000
+log_lines = logging.getLogger(__name__)
 
 
 def test_one_of_several_nameservers_may_be_down(clients: Clients, tmp_path: Path) -> None:
@@ -186,3 +188,10 @@ def test_nothing_is_lost_when_the_broker_is_killed_again_and_again(tmp_path: Pat
         mixed.finish(CATCH_UP_SECONDS)
     assert kills >= SOAK_SECONDS // (2 * KILL_EVERY_SECONDS)
     assert mixed.ledger.acknowledged > 0
+    log_lines.info(  # shown by -o log_cli=true -o log_cli_level=INFO
+        "%d kills, %d acknowledged, none lost; seen: %s; failed sends, tried again: %s",
+        kills,
+        mixed.ledger.acknowledged,
+        dict(mixed.ledger.seen),
+        [len(sender.failures) for sender in mixed.senders],
+    )

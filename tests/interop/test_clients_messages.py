@@ -18,6 +18,7 @@ from tests.interop.watching import wait_until
 
 QUEUES = 4  # of a topic that a client makes by sending to it
 STEPS = 80
+COMPRESSED_BYTES = 6_000  # clients compress bodies of 4 KiB and more
 _QUERY_OFFSET, _MAX_OFFSET = 14, 30
 
 JAVA_READERS = (
@@ -29,7 +30,12 @@ GO_READERS = (
     *("push:pushed", "orderly:ordered", "broadcast:told", "broadcast:told"),
     *("push:one-tag:TagA", "push:two-tags:TagA || TagB", "poll:polled"),
 )
-READERS = {"java-5": JAVA_READERS, "java-4": JAVA_READERS, "go-2": GO_READERS}
+READERS = {
+    "java-5": JAVA_READERS,
+    "java-5-binary": JAVA_READERS,  # headers in RocketMQ's own form instead of JSON
+    "java-4": JAVA_READERS,
+    "go-2": GO_READERS,
+}
 # Those that commit to the broker how far they are.
 COMMITTING = {"push", "orderly", "lite", "pull", "poll"}
 
@@ -40,9 +46,11 @@ def sluice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SluiceProcess]:
         yield process
 
 
-def plan_for(prefix: str, topic: str) -> SendPlan:
+def plan_for(prefix: str, topic: str, body_bytes: int = 100) -> SendPlan:
     modes = ("sync", "async", "oneway", "batch")
-    return SendPlan(prefix, [topic], count=STEPS, queues=0, modes=modes, batch=5)
+    return SendPlan(
+        *(prefix, [topic], STEPS), queues=0, modes=modes, batch=5, body_bytes=body_bytes
+    )
 
 
 def tag_of(identity: str, plan: SendPlan) -> str | None:
@@ -73,6 +81,7 @@ def wait_for_all(program: RunningProgram, expected: Sequence[set[str]]) -> None:
     wait_until(enough, lambda: f"{dict(counts)} of {[len(ids) for ids in expected]}")
 
 
+@pytest.mark.parametrize("clients", READERS, indirect=True)
 def test_every_way_to_send_and_to_read(clients: Clients, sluice: SluiceProcess) -> None:
     topic = f"Ways-{clients.name}"
     nameserver = sluice.nameserver_address
@@ -80,7 +89,7 @@ def test_every_way_to_send_and_to_read(clients: Clients, sluice: SluiceProcess) 
         ":".join([mode, f"{group}-{clients.name}", *tags])
         for mode, group, *tags in (reader.split(":") for reader in READERS[clients.name])
     ]
-    before, while_reading = plan_for("before", topic), plan_for("while", topic)
+    before, while_reading = plan_for("before", topic), plan_for("while", topic, COMPRESSED_BYTES)
     expected = [expected_ids(reader, [before, while_reading]) for reader in readers]
     sent = clients.send(nameserver, before)
     with clients.receiving(nameserver, [topic], *readers) as program:

@@ -303,6 +303,8 @@ public final class Receive {
                         received(reader, result.getMsgFoundList());
                     }
                     offset = result.getNextBeginOffset();
+                    // For the client's own commits, which come from time to time and at its end.
+                    consumer.updateConsumeOffset(queue, offset);
                     consumer.getOffsetStore().updateConsumeOffsetToBroker(queue, offset, false);
                 }
             } catch (Exception error) {
