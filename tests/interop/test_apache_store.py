@@ -241,6 +241,7 @@ def test_apache_serves_and_extends_what_sluice_wrote(
         )
         first_new = min(row["queueOffset"] for row in sent if row["topic"] == "Orders")
         assert first_new in (count[QueueKey("Orders", 0)], count[QueueKey("Orders", 1)])
+        apache.stop()
     with open_sluice(apache.store_directory, apache.broker_port) as store:
         found = read_queues(store, QUEUES)
     assert short(found) == short(stored) | sent_places(sent)
@@ -318,6 +319,7 @@ def test_sluice_reads_what_apache_wrote(
         sent += java_clients.send(nameserver, large_bodies)
         received = java_clients.receive_push(nameserver, topics, len(sent), group="apache-readers")
         offsets = java_clients.progress(nameserver, "apache-readers")
+        apache.stop()
     assert segment_count(apache) > 2
     with open_sluice(apache.store_directory, apache.broker_port) as store:
         found = read_queues(store, dict.fromkeys(topics, 4))

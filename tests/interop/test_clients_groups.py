@@ -136,7 +136,7 @@ def test_an_ordered_group_goes_on_after_a_member_was_killed(
     with Scene(clients, sluice, "orderly") as scene:
         first, second = scene.join("orderly"), scene.join("orderly")
         scene.wait_for_shares()
-        scene.sender.wait_for_more(STEADY)
+        scene.groups["orderly"].wait_for_reads()  # so the second one has its locks
         second.kill()
         scene.wait_for_shares()
         scene.sender.wait_for_more(STEADY)

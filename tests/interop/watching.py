@@ -133,6 +133,20 @@ class Group:
             lambda: f"{self.name}: {[sorted(m.owned[self.name]) for m in self.living()]}",
         )
 
+    def wait_for_reads(self) -> None:
+        """Until each living member has had a message of each queue that it owns."""
+
+        def unread() -> list[str]:
+            self._look()
+            return [
+                queue
+                for member in self.living()
+                for queue in member.owned[self.name]
+                - {row[0] for row in member.received[self.name]}
+            ]
+
+        wait_until(lambda: not unread(), lambda: f"{self.name}: nothing came of {unread()}")
+
     def seen(self) -> Counter[str]:
         """How often each message came, to whomever."""
         self._look()
