@@ -225,6 +225,7 @@ class Sluice(Server):
             *(sys.executable, "-m", "sluice", "serve"),
             *("--directory", str(directory / "store"), "--flush", flush),
             *("--listen-port", str(self.broker_port)),
+            *("--metrics-port", "0"),  # two of them run at a time
             *("--nameserver-port", str(self.nameserver_port)),
             # As for the other side: only a full disk may refuse.
             *("--disk-clean-ratio", "0.95", "--disk-force-ratio", "0.98"),
