@@ -14,6 +14,8 @@ from tests.tidy.source_tree import SourceFile, python_files, report
 
 BASE = ("model", "errors", "clock", "config", "telemetry", "_version")
 SERVICE = ("storage.store", *BASE)
+# Services of business messages: they make entries from entries, so they know the entry's form.
+BUSINESS = ("broker", "protocol.records", "storage.origins", *SERVICE)
 PURE = ("model", "errors")
 TRANSLATOR = ("protocol", "broker", "net", "storage.store", *BASE)
 ADMIN = ("protocol", *BASE)
@@ -32,7 +34,8 @@ STORAGE_TIERS = (
     ("files",),
     ("admission", "background", "crash_model", "key_index_file", "retention", "snapshot"),
     ("commit_log", "key_index", "memory_files", "queue_index", "segment", "state"),
-    ("checkpoint", "cold_reads", "flush", "indexing", "log_walk", "queue_check", "reads"),
+    ("checkpoint", "cold_reads", "flush", "indexing", "log_walk", "origins", "queue_check"),
+    ("reads",),
     ("closing", "housekeeping", "inspection", "offset_commits", "recovery", "topic_removal"),
     ("runs",),
     ("inspect_text", "salvage"),
@@ -45,6 +48,7 @@ STORAGE_PUBLIC = {
     f"storage.{name}"
     for name in (
         *("background", "runs", "store", "opening", "blocking", "files", "memory_files", "inspect"),
+        "origins",
     )
 }
 
@@ -77,9 +81,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.settings_table": SERVICE,
     "broker.topics": ("broker.settings_table", *SERVICE),
     "broker.groups": ("broker.filters", "broker.settings_table", *SERVICE),
-    "broker.delay": SERVICE,
-    "broker.transactions": SERVICE,
-    "broker.retry": SERVICE,
     "broker.long_polling": SERVICE,
     "broker.access": SERVICE,
     "broker.core": ("broker", *SERVICE),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from time import perf_counter_ns
+from typing import Protocol
 
 from sluice.broker.admission import Admission
 from sluice.broker.groups import Clients, Groups
@@ -21,6 +22,16 @@ from sluice.config import BrokerConfig
 from sluice.errors import SluiceError
 from sluice.model import Message, Placed
 from sluice.storage.store import Store
+
+
+class Service(Protocol):
+    """Something that goes on by itself: timers that fire, transactions that are asked about."""
+
+    def start(self) -> None:
+        """Read what the log says; nobody is served yet, so it may wait for the disk."""
+
+    def tick(self, now_ms: int) -> None:
+        """Some ten times a second. Failures are the service's own to report."""
 
 
 class BrokerCore:
@@ -54,12 +65,18 @@ class BrokerCore:
         )
         self.stats = BrokerStats(now_ms)
         self.started_ms = now_ms()
+        self.services: list[Service] = []  # in the order in which they start and tick
         self.address = ""  # host:port that clients are given, once it is known
         # Asks a nameserver how many queues of a topic each broker lets read; None: it cannot tell.
         self.ask_route: Callable[[str, Callable[[dict[str, int] | None], None]], None] = (
             lambda topic, then: then(None)
         )
         self.end_turn()
+
+    def start(self) -> None:
+        """Everything is joined: services take up what they were at when the broker stopped."""
+        for service in self.services:
+            service.start()
 
     def append(
         self,
@@ -122,3 +139,5 @@ class BrokerCore:
         self.store.tick()
         self.polls.tick(now_ms)
         self.stats.tick(now_ms)
+        for service in self.services:
+            service.tick(now_ms)

@@ -76,11 +76,13 @@ class SendApi:
         try:
             sending = self._sending
             settings = sending.topic_for(topic, default_topic, default_queue_count)
+            if not sending.is_plain(settings, sys_flag, properties):
+                return False
             message = Message(
                 topic,
                 sending.queue_for(settings, queue_id),
                 body,
-                sending.completed(sys_flag, properties),
+                sending.completed(properties),
                 0,
                 sys_flag,
                 born_ms,
@@ -112,7 +114,7 @@ class SendApi:
             request.topic,
             queue_id,
             command.body,
-            sending.completed(request.sys_flag, properties),
+            sending.completed(properties),
             request.flag,
             request.sys_flag,
             request.born_ms,
@@ -138,7 +140,7 @@ class SendApi:
             if self._core.polls.held_count:
                 self._arrived(message.topic, queue_id, keys[2])
 
-        placed = sending.send(message, keys, sent)
+        placed = sending.send(sending.stored_form(message, settings), keys, sent)
 
     def send_batch(self, connection: Connection, command: RemotingCommand) -> None:
         request = read_send(command)

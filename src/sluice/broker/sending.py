@@ -34,6 +34,8 @@ Keys = tuple[bytes, bytes, bytes]  # what `records.message_keys` finds
 
 REGION: Final = "DefaultRegion"
 _TIMER_NAMES: Final = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_MS", b"TIMER_DELAY_SEC")
+# Where one of these is in a message's properties it may be stored as something else than it is.
+_SPECIAL_NAMES: Final = (b"DELAY", b"TIMER_", b"TRAN_MSG")
 
 
 class Sending:
@@ -83,15 +85,28 @@ class Sending:
             )
         return queue_id
 
-    def completed(self, sys_flag: int, properties: bytes) -> bytes:
-        """A message's properties as they are stored; raises what cannot be delivered rightly."""
-        self._refuse_unsupported(sys_flag, properties)
+    @staticmethod
+    def is_plain(settings: TopicSettings, sys_flag: int, properties: bytes) -> bool:
+        """Whether a message is stored as it is, in a topic that asks for nothing special."""
+        if settings.attributes or sys_flag & records.SYS_TX_MASK:
+            return False
+        return not any(name in properties for name in _SPECIAL_NAMES)
+
+    def completed(self, properties: bytes) -> bytes:
+        """A message's properties with what the broker adds to them."""
         if properties and properties[-1] != 2:
             properties += b"\x02"
         return properties + self._added
 
+    def stored_form(self, message: Message, settings: TopicSettings) -> Message:
+        """What is stored for a message: itself, or what waits in its place for time or a word."""
+        if self.is_plain(settings, message.sys_flag, message.properties):
+            return message
+        self._refuse_unsupported(message.sys_flag, message.properties)
+        return message
+
     def send(self, message: Message, keys: Keys, sent: Sent) -> Placed:
-        """Append one message that was checked against its topic."""
+        """Append one message in its stored form."""
         core = self._core
         if core.store.log.end > core.admission.free_end:
             core.admission.admit(message.born_host, len(message.body))

@@ -118,6 +118,7 @@ class Broker:
         self.core.ask_route = self.registrar.ask_route
         install(self.api, self.core)
         self.metrics = BrokerMetrics(self)
+        self.core.start()
         self._door.open(self.api)
         self._registering = loop.create_task(self.registrar.run())
         self._tasks = [loop.create_task(self._tick()), loop.create_task(self._expire())]

@@ -423,6 +423,12 @@ def store_time_ms(buffer: Buffer, at: int) -> int:
     return int(store_ms)
 
 
+def origin_place(sys_flag: int) -> int:
+    """Where in an entry the position stands that it was made from (0: from none)."""
+    hosts = (20 if sys_flag & SYS_BORN_V6 else 8) + (20 if sys_flag & SYS_STORE_V6 else 8)
+    return 60 + hosts
+
+
 # --------------------------------------------------------------------- properties and queue entries
 
 

@@ -63,6 +63,9 @@ class Housekeeping:
         self._sweep_asked = False  # ... for a look at every queue's files
         self._gone_to = store.log.start  # the log's files below this are gone for good
         self._left_over: list[str] = []  # files below the log's start that could not be removed
+        # Each is asked before the log's files below a position go, and answers whether it needs
+        # none of their entries; one that does appends them anew, and is asked again later.
+        self.rescuers: list[Callable[[int], bool]] = []
         self.checkpoint_count = 0
         self.deleted_count = 0
         self.used_ratio = 0.0
@@ -270,7 +273,8 @@ class Housekeeping:
         self._any_hour = self._any_hour and position > self._checkpoint_offset
         position = min(position, self._checkpoint_offset)
         position -= position % store.log.segment_bytes
-        if position > store.log.start:
+        # Everybody is asked, each time: what one of them moves away makes the next pass possible.
+        if position > store.log.start and all([ask(position) for ask in self.rescuers]):
             self.delete_before(position)
 
     def _last_ms(self, later: list[Segment]) -> int:
