@@ -273,9 +273,11 @@ class Housekeeping:
         self._any_hour = self._any_hour and position > self._checkpoint_offset
         position = min(position, self._checkpoint_offset)
         position -= position % store.log.segment_bytes
-        # Everybody is asked, each time: what one of them moves away makes the next pass possible.
-        if position > store.log.start and all([ask(position) for ask in self.rescuers]):
-            self.delete_before(position)
+        if position > store.log.start:
+            # Everybody is asked, each time: what each moves away makes a later pass possible.
+            answers = [ask(position) for ask in self.rescuers]
+            if all(answers):
+                self.delete_before(position)
 
     def _last_ms(self, later: list[Segment]) -> int:
         """The newest entry of a closed file is not newer than the first of a file after it."""
