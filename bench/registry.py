@@ -15,6 +15,12 @@ def _rocketmq(run: Run) -> list[Figure]:
     return measure(run)
 
 
+def _business(run: Run) -> list[Figure]:
+    from bench.business import measure
+
+    return measure(run)
+
+
 BENCHMARKS = {
     row.name: row
     for row in (
@@ -27,6 +33,12 @@ BENCHMARKS = {
             "rocketmq",
             "Sends, consuming, start and memory beside Apache RocketMQ, with its own programs.",
             _rocketmq,
+            has_parts=True,
+        ),
+        Benchmark(
+            "business",
+            "Transactions, delays, filters, retries and pops beside Apache RocketMQ.",
+            _business,
             has_parts=True,
         ),
     )

@@ -1,5 +1,9 @@
 """This module runs RocketMQ's own benchmark programs, unmodified, and reads what they report.
 
+One program is ours, `java/AsyncProducer.java`, and reports as theirs do: RocketMQ's Producer puts
+no bound on asynchronous sends, and with this version of the client it stops its own network thread
+as soon as 65535 of them wait, whichever broker it sends to.
+
 A program counts every second and, once it has ten counts, reports the rate between the first and
 the last of them: a line covers nine seconds. All sides get the same program with the same options.
 """
@@ -13,10 +17,11 @@ from typing import NamedTuple
 
 from bench.harness import Failed
 from peers.fetch import Jars
-from peers.java import OPEN_MODULES, java_command
+from peers.java import OPEN_MODULES, class_path, java_command
 from peers.process import PeerProcess, log_tail
 
 PACKAGE = "org.apache.rocketmq.example.benchmark"
+SOURCES = Path(__file__).parent / "java"
 HEAP_MB = 1024
 REPORT_INTERVAL_MS = 1000
 # What a reported rate covers, with the second that may pass until the line is written.
@@ -27,15 +32,30 @@ CLIENT_LOGS = Path("logs/rocketmqlogs")
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One of RocketMQ's benchmark programs, and the columns of its report that count here."""
+    """A benchmark program, and the columns of its report that count here.
+
+    One that does not report each second has lines of another form.
+    """
 
     name: str
     rate_column: str
     failure_columns: tuple[str, ...]
+    reports_each_second: bool = True
+    is_ours: bool = False
 
 
 PRODUCER = Program("Producer", "Send TPS", ("Send Failed", "Response Failed"))
 BATCH_PRODUCER = Program("BatchProducer", "Send MPS", ("Send Failed", "Send Message Failed"))
+TRANSACTION_PRODUCER = Program("TransactionProducer", "Send TPS", ("Send Failed",))
+TIMER_PRODUCER = Program(
+    "timer.TimerProducer",
+    "Send TPS",
+    ("Send Failed", "Response Failed"),
+    reports_each_second=False,
+)
+ASYNC_PRODUCER = Program(
+    "AsyncProducer", PRODUCER.rate_column, PRODUCER.failure_columns, is_ours=True
+)
 CONSUMER = Program("Consumer", "Consume TPS", ("Consume Fail",))
 
 
@@ -58,12 +78,15 @@ class Report(NamedTuple):
 def read_reports(program: Program, output: str) -> list[Report]:
     """The lines "Current Time: ... | Send TPS: 41234 | ... | Send Failed: 0 | ..." of an output.
 
-    A last line that is still being written is left out.
+    Or, of a program that reports more rarely, "Send TPS: 41234, ..., Send Failed: 0, ...". A last
+    line that is still being written is left out.
     """
+    each_second = program.reports_each_second
+    begin, between = ("Current Time:", " | ") if each_second else (program.rate_column, ", ")
     reports = []
     for line in output[: output.rfind("\n") + 1].splitlines():
-        if line.startswith("Current Time:"):
-            pairs = (column.partition(": ") for column in line.split(" | "))
+        if line.startswith(begin):
+            pairs = (column.partition(": ") for column in line.split(between))
             columns = {name.strip(): value.strip() for name, _, value in pairs}
             try:
                 rate = float(columns[program.rate_column])
@@ -145,11 +168,16 @@ class Programs:
             f"-Duser.home={home}",
             # Without it the client would find, among the jars, how a broker is to log.
             "-Drmq.logback.configurationFile=rmq.client.logback.xml",
-            "-cp",
-            self._jars.class_path,
-            f"{PACKAGE}.{load.program.name}",
-            *("-n", nameserver, "-t", topic, "-ri", str(REPORT_INTERVAL_MS)),
+            *self._class(load.program),
+            *("-n", nameserver, "-t", topic),
+            *(("-ri", str(REPORT_INTERVAL_MS)) if load.program.reports_each_second else ()),
             *load.options,
         ]
         with PeerProcess(load.program.name, command, log=home / "output") as process:
             yield RunningLoad(load, process, home)
+
+    def _class(self, program: Program) -> tuple[str, str, str]:
+        """Where Java finds the program, and its name."""
+        if program.is_ours:
+            return "-cp", class_path(SOURCES, program.name, self._jars), program.name
+        return "-cp", self._jars.class_path, f"{PACKAGE}.{program.name}"

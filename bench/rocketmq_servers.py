@@ -6,6 +6,7 @@ being measured is stopped in its tracks: even an idle broker takes processor tim
 
 import itertools
 import json
+import re
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -27,6 +28,7 @@ ROUTE_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.01
 READ_AND_WRITE = 6
 ANY_NEW_TOPIC = "TBW102"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
 
 # What RocketMQ's own start script gives its broker, but for the heap's size, and but for touching
 # all of it at the start: that would make both its start and its memory look worse.
@@ -162,6 +164,23 @@ class Server(ABC):
             for queue_id in range(QUEUES)
         )
 
+    def timer_count(self) -> int:
+        """Timers that were ever sent to it: they wait in a topic of the broker's own."""
+        return self._offset(remoting.GET_MAX_OFFSET, {"topic": TIMER_TOPIC, "queueId": 0})
+
+    def timers_behind(self) -> int:
+        """Timers that were sent but are not yet sorted in by their time."""
+        table = json.loads(self._ask(remoting.GET_RUNTIME_INFO, {}).body)["table"]
+        return int(table.get("timerOffsetBehind", "0"))
+
+    def broker_name(self, topic: str) -> str:
+        """What clients call the broker of a topic."""
+        route = remoting.ask(self.nameserver_port, remoting.GET_ROUTE, {"topic": topic}).body
+        found = re.search(rb'"brokerName":"([^"]+)"', route)
+        if found is None:
+            raise Failed(f"{self.name} has no route of {topic}")
+        return found[1].decode()
+
     def _offset(self, code: int, fields: Mapping[str, object]) -> int:
         return int(self._ask(code, fields).fields["offset"])
 
@@ -180,14 +199,16 @@ class Server(ABC):
 
 
 class Apache(Server):
-    """Apache RocketMQ 5.5.0 with its defaults and a heap of 4 GiB."""
+    """Apache RocketMQ 5.5.0 with its defaults, but for `config`, and a heap of 4 GiB."""
 
     is_peer = True
 
-    def __init__(self, directory: Path, jars: Jars, *, flush: str) -> None:
+    def __init__(
+        self, directory: Path, jars: Jars, *, flush: str, config: Mapping[str, object]
+    ) -> None:
         super().__init__()
         self.name = f"Apache RocketMQ, {flush} flush"
-        config = {**BROKER_SIZES, "flushDiskType": f"{flush.upper()}_FLUSH"}
+        config = {**BROKER_SIZES, "flushDiskType": f"{flush.upper()}_FLUSH", **config}
         self._peer = RocketMQ(
             directory,
             config=config,

@@ -81,7 +81,6 @@ class JavaPrograms:
         return started(name, [*self._command(name), *arguments], home=self._home)
 
     def _command(self, name: str) -> list[str]:
-        classes = self._compile(name)
         return [
             self._java,
             *SHORT_LIVED,
@@ -90,48 +89,50 @@ class JavaPrograms:
             "-Dfile.encoding=UTF-8",
             *self._options,
             "-cp",
-            f"{classes}:{self._jars.class_path}",
+            class_path(self._sources, name, self._jars),
             name,
         ]
 
-    def _compile(self, name: str) -> Path:
-        digest = hashlib.sha256(self._jars.key.encode())
-        for source in sorted(self._sources.glob("*.java")):
-            digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-        cache = cache_directory()
-        target = cache / f"classes-{name}-{digest.hexdigest()[:16]}"
-        if target.is_dir():
-            return target
+
+def class_path(sources: Path, name: str, jars: Jars) -> str:
+    """What Java needs for one of our programs: its classes, compiled if need be, and the jars."""
+    digest = hashlib.sha256(jars.key.encode())
+    for source in sorted(sources.glob("*.java")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    cache = cache_directory()
+    target = cache / f"classes-{name}-{digest.hexdigest()[:16]}"
+    if not target.is_dir():
         compiler = require_tool("javac")
         with locked(cache / f"{target.name}.lock"):
             if not target.is_dir():
                 with published(target) as scratch:
-                    self._javac(compiler, name, scratch)
-        return target
+                    _compile(compiler, sources, name, jars, scratch)
+    return f"{target}:{jars.class_path}"
 
-    def _javac(self, compiler: str, name: str, directory: Path) -> None:
-        command = [
-            compiler,
-            "-nowarn",
-            "-encoding",
-            "UTF-8",
-            "-sourcepath",
-            str(self._sources),
-            "-cp",
-            self._jars.class_path,
-            "-d",
-            str(directory),
-            str(self._sources / f"{name}.java"),
-        ]
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=COMPILE_TIMEOUT_S,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise PeerFailed(f"{name}.java does not compile:\n{done.stdout[-4000:]}")
+
+def _compile(compiler: str, sources: Path, name: str, jars: Jars, directory: Path) -> None:
+    command = [
+        compiler,
+        "-nowarn",
+        "-encoding",
+        "UTF-8",
+        "-sourcepath",
+        str(sources),
+        "-cp",
+        jars.class_path,
+        "-d",
+        str(directory),
+        str(sources / f"{name}.java"),
+    ]
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=COMPILE_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise PeerFailed(f"{name}.java does not compile:\n{done.stdout[-4000:]}")

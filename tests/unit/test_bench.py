@@ -15,7 +15,7 @@ from bench.limits import PlainFile, copy_rate, private_bytes, slice_copy_rate
 from bench.processes import cpu_seconds, private_in
 from bench.processes import private_bytes as private_bytes_of
 from bench.registry import BENCHMARKS
-from bench.rocketmq import ColdStart, Samples, Turn, agreed_rate, measure, take_turn
+from bench.rocketmq import FIGURES, PEER_NAMES, measure
 from bench.rocketmq_programs import (
     BATCH_PRODUCER,
     CLIENT_LOGS,
@@ -29,6 +29,7 @@ from bench.rocketmq_programs import (
     reported_rate,
 )
 from bench.rocketmq_servers import Server
+from bench.sides import ColdStart, Samples, Turn, agreed_rate, take_turn
 from peers.process import PeerProcess
 
 
@@ -289,7 +290,7 @@ def test_a_turn_is_repeated_only_with_an_excuse(
 
 
 def test_medians_of_both_sides_make_a_figure() -> None:
-    samples = Samples()
+    samples = Samples(FIGURES, PEER_NAMES)
     for ours, peer in ((3.0, 8.0), (1.0, 9.0), (2.0, 1.0)):
         samples.add("start_s", "ours", ours)
         samples.add("start_s", "peer", peer)
