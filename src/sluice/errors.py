@@ -129,6 +129,20 @@ class ParameterInvalid(SluiceError):
     kafka_code = 42  # INVALID_REQUEST
 
 
+class IllegalOperation(SluiceError):
+    """What is asked for makes no sense for what it is asked of (a message that is gone)."""
+
+    rocketmq_code = 604  # ILLEGAL_OPERATION
+    kafka_code = 42
+
+
+class NotInFlight(SluiceError):
+    """A message that is acknowledged was never popped, or somebody else has it now."""
+
+    rocketmq_code = 208  # NO_MESSAGE
+    kafka_code = 42
+
+
 class SubscriptionIllegal(SluiceError):
     """An expression cannot be understood, or is too large."""
 
@@ -201,3 +215,55 @@ class RequestTimedOut(LinkError):
 
 class LinkBusy(LinkError):
     """So many requests wait for their answers on one connection that it takes no further one."""
+
+
+# ------------------------------------------------------------------------------ what a client meets
+
+
+class NoNameserver(LinkLost):
+    """No nameserver is known, or none of those that are known answers."""
+
+
+class NoRoute(TopicMissing):
+    """A topic is known, or could be made by sending, and no broker that can do it is."""
+
+
+class MessageInvalid(SluiceError, TypeError):
+    """A message, or what goes with it, is of a type or form that no broker takes."""
+
+    rocketmq_code = 13  # MESSAGE_ILLEGAL
+
+
+class MessageTooLarge(MessageIllegal):
+    """A message is over the client's or the broker's limit."""
+
+
+class BrokerRefused(SluiceError):
+    """A broker answered with an error: its code and its own words."""
+
+    def __init__(self, code: int, remark: str | None, what: str) -> None:
+        super().__init__(f"{what}: {remark or 'no reason given'} (code {code})")
+        self.code = code
+        self.remark = remark or ""
+
+
+class SendFailed(SluiceError):
+    """A message was not acknowledged by any broker that was tried; it may have been stored."""
+
+    retriable = True
+
+
+class NoReply(RequestTimedOut):
+    """A request got no reply in time; whoever got it may have done what it asks for."""
+
+
+class HandlerFailed(SluiceError):
+    """A consumer's handler raised an error; the message comes again later."""
+
+
+class HandlerHung(SluiceError):
+    """A consumer's handler did not come back in time; the message comes again later."""
+
+
+class ClientClosed(SluiceError):
+    """The client was closed, or not started yet, or belongs to the process before a fork."""

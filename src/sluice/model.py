@@ -4,6 +4,8 @@ clock.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -56,6 +58,21 @@ class Placed(NamedTuple):
     @property
     def end(self) -> int:
         return self.position + self.size
+
+
+class PropertyFilter(NamedTuple):
+    """A test of a message that has to see its properties; one by tags needs the tag's code only.
+
+    `test` takes them between two separators: 0x02, the properties, 0x02.
+    """
+
+    test: Callable[[bytes], bool]
+    steps: int  # that one test takes at most
+    # Where it is not found in framed properties, also of many messages together, the test says no.
+    screen: re.Pattern[bytes] | None = None
+
+    def matches(self, properties: Buffer) -> bool:
+        return self.test(b"".join((b"\x02", properties, b"\x02")))
 
 
 def message_id(store_host: bytes, position: int) -> str:

@@ -93,6 +93,10 @@ class Clients:
         self.name = name  # also part of topics and groups
         self._programs = programs
 
+    def started(self, name: str, *arguments: str) -> AbstractContextManager[RunningProgram]:
+        """Run any of the programs in the background."""
+        return self._programs.started(name, *arguments)
+
     def send(self, nameserver: str, plan: SendPlan) -> list[Event]:
         """Send everything; the "sent" events. Without retries, any that failed is an error."""
         events = self._programs.run(

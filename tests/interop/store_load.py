@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from sluice.config import StoreConfig
 from sluice.model import Buffer, Message
 from sluice.protocol import records
+from sluice.protocol.lifetimes import EXPIRES_NAME
 from sluice.storage.blocking import BlockingStore
 
 SEGMENT_BYTES = 4 * 1024 * 1024
@@ -107,6 +108,8 @@ def make_message(number: int, source: random.Random) -> Message:
     }
     if number % 3:
         properties["TAGS"] = "TagA" if number % 3 == 1 else "TagB"
+    if number % 5 == 0:  # its queue unit says more than Apache's would
+        properties[EXPIRES_NAME.decode()] = str(BORN_MS + number)
     if topic == RETRY_TOPIC:
         properties["RETRY_TOPIC"] = "Orders"
     return Message(

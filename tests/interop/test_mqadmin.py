@@ -62,7 +62,7 @@ MOVING = (
     Command(f"deleteTopic -c {CLUSTER} -t Again"),
     Command("@produce after Again 0 1"),
     Command("topicStatus -t Again"),
-    Command("setConsumeMode -b {broker} -t Again -g movers -m PULL -q 0"),
+    Command("setConsumeMode -b {broker} -t Again -g movers -m POP -q 0"),
     *(
         Command(f"{name} -b {{broker}}")
         for name in ("cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog")

@@ -8,9 +8,17 @@ from sluice.broker.admin_info import AdminInfo
 from sluice.broker.admin_modes import AdminModes
 from sluice.broker.admin_topics import AdminTopics
 from sluice.broker.core import BrokerCore
+from sluice.broker.delay_api import DelayApi
+from sluice.broker.pop_api import PopApi
 from sluice.broker.remoting_api import RemotingApi
+from sluice.broker.reply_api import ReplyApi
+from sluice.broker.retry_api import RetryApi
+from sluice.broker.transaction_api import TransactionApi
 
-PARTS = (AdminTopics, AdminGroups, AdminClients, AdminModes, AdminInfo)
+PARTS = (
+    *(AdminTopics, AdminGroups, AdminClients, AdminModes, AdminInfo),
+    *(RetryApi, TransactionApi, DelayApi, ReplyApi, PopApi),
+)
 
 
 def install(api: RemotingApi, core: BrokerCore) -> None:

@@ -24,6 +24,7 @@ from sluice.broker.groups import (
     group_from_json,
 )
 from sluice.broker.remoting_api import Handle
+from sluice.broker.retry_policy import check_policy
 from sluice.broker.topics import QUEUES_MAX
 from sluice.errors import (
     ConsumerOffline,
@@ -98,6 +99,8 @@ class AdminGroups(AdminPart):
         answer = self._when_durable(connection, command)
 
         def deleted(error: SluiceError | None) -> None:
+            if error is None:
+                core.pops.forget_group(group)
             if error is not None or not fields["cleanOffset"]:
                 answer(error)
             else:
@@ -189,10 +192,13 @@ class AdminGroups(AdminPart):
         def ask(queue_id: int) -> Callable[[], Progress]:
             def progress() -> Progress:
                 committed = core.offsets.committed(group, topic, queue_id) or 0
+                pulled = core.offsets.pulled_to(group, topic, queue_id)
+                # What is popped counts as read only when it is acknowledged.
+                popped = min(committed, core.pops.in_flight(group, topic, queue_id))
                 row = QueueProgress(
                     core.store.max_offset(topic, queue_id),
-                    committed,
-                    core.offsets.pulled_to(group, topic, queue_id),
+                    committed - popped,
+                    pulled,
                     max(0, message_ms(core.store, topic, queue_id, committed - 1)),
                 )
                 return self._queue(topic, queue_id), row
@@ -351,6 +357,8 @@ class AdminGroups(AdminPart):
                     f"Topic: {topic} Timestamp: {when_ms}"
                 )
             log_lines.info("%s tells group %s to go on at %s", connection, group, offsets)
+            for queue, offset in offsets:
+                core.offsets.rewound(group, topic, queue.queue_id, offset)
             for client in members.members.values():
                 is_cpp = _CPP in (client.language, command.language)
                 self._api.calls.tell(
@@ -407,6 +415,7 @@ def _checked(row: dict[str, Any]) -> GroupSettings:
             f"group {settings.name}: {settings.retry_queues} retry queues; "
             f"allowed: 0 to {QUEUES_MAX}"
         )
+    check_policy(settings)
     # Made by default anyway: a group that differs in nothing else is the same group.
     extra = {name: value for name, value in settings.extra.items() if name != "attributes"}
     if extra.get("groupRetryPolicy") == {"type": "CUSTOMIZED"}:

@@ -7,14 +7,14 @@ nameserver lists them.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from sluice.broker.admin_base import AdminPart, log_lines
-from sluice.broker.allocation import Queue, allocate
+from sluice.broker.allocation import Queue, allocate, allocate_pops
 from sluice.broker.groups import BROADCASTING
 from sluice.broker.remoting_api import Handle
 from sluice.broker.topics import RETRY_PREFIX
-from sluice.errors import GroupMissing, NoPermission, ParameterInvalid, SluiceError, TopicMissing
+from sluice.errors import GroupMissing, NoPermission, ParameterInvalid, TopicMissing
 from sluice.net import Connection
 from sluice.protocol import remoting_admin
 from sluice.protocol.json_members import MessageQueue
@@ -45,17 +45,29 @@ class AdminModes(AdminPart):
             settings = core.topics.get(query.topic)
             if queue_counts is None and settings is not None:
                 queue_counts = {core.config.broker_name: settings.read_queues}
-            chosen = None if queue_counts is None else self._chosen(query, queue_counts)
+            mode = self._mode(query.topic, query.group)
+            chosen = None if queue_counts is None else self._chosen(query, queue_counts, mode)
             rows = None
             if chosen is not None:
-                rows = [(MessageQueue(query.topic, *queue), PULL) for queue in chosen]
+                name = mode["mode"] if query.message_model != BROADCASTING else PULL
+                rows = [(MessageQueue(query.topic, *queue), name) for queue in chosen]
             body = remoting_admin.write_assignments(rows)
             self._answer(connection, command, body=body)
 
         core.ask_route(query.topic, routed)
 
+    def _mode(self, topic: str, group: str) -> dict[str, Any]:
+        """How a group reads a topic: it pulls, unless an administrator said otherwise."""
+        mode = (self._core.store.table(REQUEST_MODE_TABLE).get(topic) or {}).get(group)
+        if isinstance(mode, dict) and mode.get("mode") == POP:
+            return mode
+        return {"mode": PULL}
+
     def _chosen(
-        self, query: remoting_admin.AssignmentQuery, queue_counts: dict[str, int]
+        self,
+        query: remoting_admin.AssignmentQuery,
+        queue_counts: dict[str, int],
+        mode: dict[str, Any],
     ) -> list[Queue] | None:
         queues = [
             (broker, queue_id)
@@ -67,7 +79,12 @@ class AdminModes(AdminPart):
         members = self._core.clients.consumers.get(query.group)
         if members is None:
             return None
-        chosen = allocate(query.strategy, queues, members.members, query.client_id)
+        names = members.members
+        if mode["mode"] == POP:
+            share = int(mode.get("popShareQueueNum") or 0)
+            chosen = allocate_pops(query.strategy, queues, names, query.client_id, share)
+        else:
+            chosen = allocate(query.strategy, queues, names, query.client_id)
         return None if chosen is None else list(chosen)
 
     def _set_mode(self, connection: Connection, command: RemotingCommand) -> None:
@@ -80,10 +97,8 @@ class AdminModes(AdminPart):
             raise TopicMissing(f"topic[{topic}] not exist")
         if core.groups.get(group) is None:
             raise GroupMissing("subscription group does not exist")
-        if wanted["mode"] == POP:
-            raise SluiceError("POP consumption is not in this version; groups pull")
-        if wanted["mode"] != PULL:
-            raise ParameterInvalid(f"mode {wanted['mode'][:50]!r}; allowed: {PULL}")
+        if wanted["mode"] not in (PULL, POP):
+            raise ParameterInvalid(f"mode {wanted['mode'][:50]!r}; allowed: {PULL}, {POP}")
         log_lines.info("%s sets the mode of group %s on topic %s", connection, group, topic)
         known = core.store.state.newest(REQUEST_MODE_TABLE, topic) or {}
         core.store.change(

@@ -33,6 +33,7 @@ class Admission:
         self._shares_until = 0  # a position in the log: they begin anew when it is confirmed
         self.free_end = 0  # while the log ends before it, `admit` need not be asked
         self.refused_count = 0
+        self.grouped_count = 0  # sends that wait, beside the one of their group that is told
         self.end_turn()
 
     @property
@@ -40,10 +41,15 @@ class Admission:
         """The bytes of sends that nobody was told about yet."""
         return self._store.log.end - self._store.confirmed
 
+    @property
+    def waiting_count(self) -> int:
+        """The number of those sends."""
+        return self._store.flusher.waiting_count + self.grouped_count
+
     def end_turn(self) -> None:
         """Many small sends are much memory too: above half of their bound each is looked at."""
         store = self._store
-        crowded = store.flusher.waiting_count > self._requests_max // _FREE_PART
+        crowded = self.waiting_count > self._requests_max // _FREE_PART
         self.free_end = -1 if crowded else store.confirmed + self._free_bytes
 
     def admit(self, sender: bytes, size: int) -> None:
@@ -59,7 +65,7 @@ class Admission:
             raise
 
     def _check_all(self, size: int) -> None:
-        waiting_bytes, count = self.waiting_bytes, self._store.flusher.waiting_count
+        waiting_bytes, count = self.waiting_bytes, self.waiting_count
         if waiting_bytes + size > self._bytes_max:
             raise Busy(
                 f"system busy: {waiting_bytes} bytes of messages wait for the disk, the limit is "

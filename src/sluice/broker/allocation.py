@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 Queue = tuple[str, int]  # broker, queue
+ANY_QUEUE: Final = -1
 
 
 def _in_rows(queues: Sequence[Queue], place: int, member_count: int) -> Sequence[Queue]:
@@ -41,3 +42,27 @@ def allocate(
     if member not in ordered:
         return ()
     return divide(sorted(queues), ordered.index(member), len(ordered))
+
+
+def allocate_pops(
+    strategy: str, queues: Iterable[Queue], members: Iterable[str], member: str, share: int
+) -> Sequence[Queue] | None:
+    """The queues that one member pops: shared with the `share` members after it, or all of them.
+
+    All of a broker are its queue -1. Where there are more members than queues each has one.
+    """
+    every, ordered = sorted(queues), sorted(members)
+    if strategy not in _STRATEGIES or not ordered:
+        return None
+    if share <= 0 or share >= len(ordered) - 1:
+        return [(broker, ANY_QUEUE) for broker in dict.fromkeys(broker for broker, _ in every)]
+    if member not in ordered or not every:
+        return ()
+    place = ordered.index(member)
+    if len(ordered) > len(every):
+        return [every[place % len(every)]]
+    chosen: dict[Queue, None] = {}
+    for step in range(share + 1):
+        other = (place + step) % len(ordered)
+        chosen.update(dict.fromkeys(_STRATEGIES[strategy](every, other, len(ordered))))
+    return list(chosen)

@@ -7,12 +7,14 @@ asked one after the other, some hundreds in a turn of the event loop. It knows n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
-from sluice.broker.core import BrokerCore
 from sluice.errors import RecordDamaged
 from sluice.protocol import records
 from sluice.storage.store import Store
+
+if TYPE_CHECKING:
+    from sluice.broker.core import BrokerCore
 
 ASKS_A_TURN: Final = 256
 UNITS_MAX: Final = 1024
@@ -100,7 +102,8 @@ def queue_units(
     """Entries of a queue's index from an offset on; None without a queue. May raise ColdRead."""
     queue = store.queues.get((topic, queue_id))
     if queue is None:
-        return None
+        held = store.memory.units(topic, queue_id, offset, min(count, UNITS_MAX))
+        return None if held is None else [Unit(*each) for each in held]
     low, high = queue.start_offset, store.max_offset(topic, queue_id)
     if not low <= offset < high:
         return []

@@ -12,12 +12,23 @@ from time import perf_counter_ns
 from typing import Protocol
 
 from sluice.broker.admission import Admission
+from sluice.broker.dead_letters import DeadLetters
+from sluice.broker.dedup import Dedup
+from sluice.broker.delays import Delays
+from sluice.broker.expiry import Expiry
 from sluice.broker.groups import Clients, Groups
 from sluice.broker.locks import QueueLocks
 from sluice.broker.long_polling import LongPolling
+from sluice.broker.memory_queues import MemoryQueues
 from sluice.broker.offsets import Offsets
+from sluice.broker.ordering import Ordering
+from sluice.broker.pops import Pops
+from sluice.broker.replies import Replies
+from sluice.broker.retries import Retries
+from sluice.broker.retry_notes import RetryNotes
 from sluice.broker.stats import BrokerStats
 from sluice.broker.topics import Topics
+from sluice.broker.transactions import Transactions
 from sluice.config import BrokerConfig
 from sluice.errors import SluiceError
 from sluice.model import Message, Placed
@@ -53,19 +64,37 @@ class BrokerCore:
         self._turn_put = 0
         self.turns_waiting = 0  # whose messages wait for the disk
         self.topics = Topics(
-            store, cluster_name=config.cluster_name, broker_name=config.broker_name
+            store,
+            cluster_name=config.cluster_name,
+            broker_name=config.broker_name,
+            trace_topic=config.trace_topic_name if config.trace_topic else "",
         )
         self.groups = Groups(store, auto_create=lambda: self.config.auto_create_groups)
         self.clients = Clients()
         self.offsets = Offsets(store)
-        self.locks = QueueLocks()
+        self.locks = QueueLocks(lambda: self.config.queue_lock_ms)
         self.polls = LongPolling(config.held_polls_max, config.held_polls_per_connection_max)
         self.admission = Admission(
             store, bytes_max=config.inflight_bytes_max, requests_max=config.inflight_requests_max
         )
         self.stats = BrokerStats(now_ms)
+        self.replies = Replies(self)
         self.started_ms = now_ms()
         self.services: list[Service] = []  # in the order in which they start and tick
+        self.delays = Delays(self)
+        self.ordering = Ordering(self)
+        self.services.append(self.ordering)
+        self.retry_notes = RetryNotes(self)
+        self.services.append(self.retry_notes)
+        self.retries = Retries(self)
+        self.dead_letters = DeadLetters(self)
+        self.expiry = Expiry(self)
+        self.memory_queues = MemoryQueues(self)
+        self.transactions = Transactions(self)
+        self.services.append(self.transactions)
+        self.pops = Pops(self)
+        self.services.append(self.pops)
+        self.dedup = Dedup(self)  # after the transactions: it asks which are open
         self.address = ""  # host:port that clients are given, once it is known
         # Asks a nameserver how many queues of a topic each broker lets read; None: it cannot tell.
         self.ask_route: Callable[[str, Callable[[dict[str, int] | None], None]], None] = (

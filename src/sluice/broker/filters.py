@@ -1,7 +1,12 @@
-"""This module decides which messages a subscription wants, by their tags. Pure: no clock, no file.
+"""This module decides which messages a subscription wants, by their tags or by an SQL filter. Pure:
+no clock, no file.
 
 A tag filter compares hashes only, as RocketMQ's broker does; clients compare the text again, so two
-tags with one hash cost a message on the wire and nothing else.
+tags with one hash cost a message on the wire and nothing else. An SQL filter looks at a message's
+properties (`sql_filter.py`), and nobody compares again.
+
+Subscriptions come with a pull, which is refused if it cannot be understood, or with a heartbeat,
+which also speaks for others: there a wrong one is kept with its fault, and its pulls are refused.
 """
 
 from __future__ import annotations
@@ -10,13 +15,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from sluice.errors import SubscriptionIllegal
+from sluice.broker.sql_filter import read_filter
+from sluice.errors import SluiceError, SubscriptionIllegal
+from sluice.model import Buffer, PropertyFilter
 from sluice.protocol.records import java_hash
 
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 EVERYTHING: Final = "*"
 TAGS_MAX: Final = 1024
+BLANKS: Final = "".join(map(chr, range(0x21)))  # what Java takes away around a tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +37,34 @@ class Subscription:
     tags: tuple[str, ...] = ()
     codes: frozenset[int] = field(default_factory=frozenset)
     version: int = 0
+    sql: PropertyFilter | None = field(default=None, compare=False)
+    fault: str = ""  # why it cannot be understood: nothing can be read by it
+    warning: str = ""  # what its user should know of it
 
     @property
-    def accept(self) -> Callable[[int], bool] | None:
-        """A test of a queue unit's tags code; None where everything is wanted."""
-        if not self.codes:
+    def accept(self) -> Callable[[int], bool] | PropertyFilter | None:
+        """A test of a queue unit's tags code, or of an entry's properties; None where everything
+        is wanted. `Store.read` and held polls take it as it is.
+        """
+        if self.kind == SQL92:
+            return self.sql
+        if self.expression == EVERYTHING:
             return None
         codes = self.codes
         return lambda tags_code: _low_32(tags_code) in codes
+
+    def matches_record(self, tags_code: int, properties: Buffer) -> bool:
+        """Whether one message is wanted, by the code of its queue unit and its properties."""
+        if self.fault:
+            return False
+        if self.sql is not None:
+            return self.sql.matches(properties)
+        return self.expression == EVERYTHING or _low_32(tags_code) in self.codes
+
+    @property
+    def label(self) -> str:
+        """What is wanted, for people."""
+        return self.expression if self.kind == TAG else f"{self.kind} {self.expression}"
 
     def same_as(self, other: Subscription) -> bool:
         """Whether two members of a group want the same; versions do not matter."""
@@ -47,18 +75,62 @@ class Subscription:
         )
 
 
+def parse(topic: str, expression: str | None, kind: str | None, version: int = 0) -> Subscription:
+    """A subscription of any kind; raises SubscriptionIllegal with what is wrong."""
+    if kind in (None, "", TAG):
+        return parse_tags(topic, expression, version)
+    if kind != SQL92:
+        raise SubscriptionIllegal(
+            f"filters of type {kind[:40]!r} are not known, only TAG and SQL92"
+        )
+    text = expression or ""
+    sql, ignored_at = read_filter(text)
+    warning = ""
+    if ignored_at >= 0:
+        warning = (
+            f"the SQL filter is whole before character {ignored_at + 1}; what follows is ignored, "
+            f"as RocketMQ does: {text[ignored_at : ignored_at + 40]!r}"
+        )
+    return Subscription(topic, text, SQL92, version=version, sql=sql, warning=warning)
+
+
+def parse_or_keep(
+    topic: str, expression: str | None, kind: str | None, version: int = 0
+) -> Subscription:
+    """A subscription of any kind; one that cannot be understood keeps its fault with it."""
+    try:
+        return parse(topic, expression, kind, version)
+    except SubscriptionIllegal as error:
+        return Subscription(topic, expression or "", kind or TAG, version=version, fault=str(error))
+
+
+def check_usable(subscription: Subscription, *, sql_filter: bool) -> None:
+    """Refuse what nothing can be read by; `sql_filter` is the broker's setting."""
+    if subscription.kind != TAG and not sql_filter:
+        raise SluiceError(
+            f"The broker does not support consumer to filter message by {subscription.kind} "
+            "(sql_filter is off)"
+        )
+    if subscription.fault:
+        raise SubscriptionIllegal(subscription.fault)
+
+
 def parse_tags(topic: str, expression: str | None, version: int = 0) -> Subscription:
-    """A subscription from "*", "" or "TagA || TagB"; raises SubscriptionIllegal."""
-    text = (expression or EVERYTHING).strip()
-    if text in ("", EVERYTHING):
+    """A subscription from "*", "" or "TagA || TagB"; raises SubscriptionIllegal.
+
+    As RocketMQ's: tags are written without the blanks around them, and one of blanks only is none.
+    Where no tag is left nothing is wanted.
+    """
+    text = expression or EVERYTHING
+    if text == EVERYTHING:
         return Subscription(topic, EVERYTHING, version=version)
-    tags = [tag.strip() for tag in text.split("||")]
-    tags = [tag for tag in tags if tag]
-    if not tags:
+    if not text.replace("||", ""):
         raise SubscriptionIllegal(f"the subscription {text[:200]!r} names no tag")
+    tags = [tag.strip(BLANKS) for tag in text.split("||")]
+    tags = [tag for tag in tags if tag]
     if len(tags) > TAGS_MAX:
         raise SubscriptionIllegal(f"the subscription names {len(tags)} tags, {TAGS_MAX} at most")
-    codes = frozenset(java_hash(tag.encode()) for tag in tags)
+    codes = frozenset(java_hash(tag.encode("utf-8", "replace")) for tag in tags)
     return Subscription(topic, text, TAG, tuple(tags), codes, version)
 
 

@@ -132,9 +132,7 @@ class ConsumerGroup:
         topics: dict[str, dict[str, list[str]]] = {}
         for client_id, subscriptions in self.wanted.items():
             for topic, subscription in subscriptions.items():
-                topics.setdefault(topic, {}).setdefault(subscription.expression, []).append(
-                    client_id
-                )
+                topics.setdefault(topic, {}).setdefault(subscription.label, []).append(client_id)
         result = []
         for topic, expressions in topics.items():
             missing = [c for c in self.wanted if topic not in self.wanted[c]]
@@ -208,6 +206,13 @@ class Clients:
             self._disagreed.pop(members.name, None)
         return disagreements
 
+    def producer(self, client_id: str) -> Client | None:
+        """A connected producer by its own name, whatever its group."""
+        for members in self.producers.values():
+            if client_id in members:
+                return members[client_id]
+        return None
+
     def groups_of(self, topic: str) -> list[str]:
         """The consumer groups whose connected members subscribe to a topic."""
         return [name for name, group in self.consumers.items() if topic in group.subscriptions]
@@ -218,9 +223,14 @@ class Clients:
         return None if members is None else members.subscriptions.get(topic)
 
     def reads(self, group: str, topic: str) -> bool:
-        """Whether a group reads a topic, as far as its members say; who is not there may."""
+        """Whether a group reads a topic, as far as its members say; who is not there may.
+
+        Who pops a topic reads what comes again of it without a word.
+        """
         members = self.consumers.get(group)
-        return members is None or not members.subscriptions or topic in members.subscriptions
+        if members is None or not members.subscriptions or topic in members.subscriptions:
+            return True
+        return topic.startswith(f"%RETRY%{group}_")
 
     def disagreements(self) -> dict[str, list[str]]:
         """Groups whose members subscribe differently now."""

@@ -47,9 +47,16 @@ class LongPolling:
         self._held: dict[QueueName, list[HeldRead]] = {}
         self._by_owner: Counter[object] = Counter()
         self._is_shut = False
+        # By topic: who wants to hear of whatever comes, in any of its queues.
+        self.watchers: dict[str, Callable[[QueueName], None]] = {}
         self.held_count = 0
         self.held_max = held_max
         self.held_per_owner_max = held_per_owner_max
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether anybody would hear of a message that arrives."""
+        return bool(self.held_count or self.watchers)
 
     def hold(self, read: HeldRead) -> bool:
         """Keep a read; False: it is to be answered now. Raises Busy where there is no room."""
@@ -87,10 +94,27 @@ class LongPolling:
             self._wake(
                 queue, lambda read: read.wants is None or read.wants(tags_code), timed_out=False
             )
+        if queue[0] in self.watchers:
+            self.watchers[queue[0]](queue)
 
     def wake(self, queue: QueueName) -> None:
         """Something else changed for this queue (an offset was reset): everybody asks again."""
         self._wake(queue, lambda read: True, timed_out=False)
+        if queue[0] in self.watchers:
+            self.watchers[queue[0]](queue)
+
+    def wake_first(self, queue: QueueName) -> bool:
+        """The one that waits longest asks again; False where nobody waits."""
+        held = self._held.get(queue)
+        if held is None:
+            return False
+        first = held[0]
+        self._wake(queue, lambda read: read is first, timed_out=False)
+        return True
+
+    def waiting(self, queue: QueueName) -> int:
+        """How many reads of a queue are held."""
+        return len(self._held.get(queue, ()))
 
     def tick(self, now_ms: int) -> None:
         """Whose time is over asks one last time."""

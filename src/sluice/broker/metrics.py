@@ -16,6 +16,13 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from sluice.broker import (
+    delay_metrics,
+    pop_metrics,
+    retry_metrics,
+    topic_metrics,
+    transaction_metrics,
+)
 from sluice.broker.browsing import ask_each
 from sluice.errors import SluiceError
 from sluice.telemetry import OTHER, Fold, Metric, Page
@@ -88,6 +95,14 @@ REFUSED: Final = Metric(
     "counter",
     "Requests that were answered with an error, by RocketMQ's code of it.",
     ("code",),
+)
+
+# Requests and replies ---------------------------------------------------------------------------
+REPLIES: Final = Metric(
+    "sluice_replies_total",
+    "counter",
+    "Replies that were handed to the client that asked, or could not be.",
+    ("result",),
 )
 
 # Groups -----------------------------------------------------------------------------------------
@@ -207,7 +222,12 @@ METRICS: Final = (
     *(CONNECTIONS, CONNECTIONS_REFUSED, CONNECTIONS_OVERDUE, UNSENT, NAMESERVERS),
     *(FLUSH_TIME, WAITING, INFLIGHT, INFLIGHT_MAX, SENDS_BUSY, UNFLUSHED, COLD_READS),
     *(LOG_START, LOG_END, LOG_CONFIRMED, LOG_BYTES, LOG_FILES, DISK_BYTES, DISK_FREE),
-    *(CHECKPOINTS, DELETED, READ_ONLY, REFUSING),
+    *(CHECKPOINTS, DELETED, READ_ONLY, REFUSING, REPLIES),
+    *topic_metrics.METRICS,
+    *delay_metrics.METRICS,
+    *retry_metrics.METRICS,
+    *pop_metrics.METRICS,
+    *transaction_metrics.METRICS,
 )
 
 Pair = tuple[str, str]  # (topic, group)
@@ -225,13 +245,19 @@ class BrokerMetrics:
         self._lag: Fold[Pair] = Fold(names_max)
         self._consumers: Fold[str] = Fold(names_max)
         self._unequal: Fold[str] = Fold(names_max)
+        self._topics = topic_metrics.TopicMetrics(self._core, names_max)
+        self._pops = pop_metrics.PopMetrics(self._core, names_max)
 
     def complaint(self) -> str:
         """Why this broker is not well; empty where it is."""
         return str(self._core.store.refusal or "")
 
     async def collect(self, page: Page) -> None:
-        for add in (self._add_traffic, self._add_clients, self._add_store):
+        parts = (
+            *(self._add_traffic, self._add_clients, self._add_store),
+            *(self._topics.add, self._pops.add),
+        )
+        for add in parts:
             add(page)
             await asyncio.sleep(0)  # messages that came meanwhile go first
         try:
@@ -251,11 +277,16 @@ class BrokerMetrics:
         for pair, (count, size, _) in self._pulled.counters(stats.gets()).items():
             page.add(PULLED, count, *(pair or (OTHER, OTHER)))
             page.add(PULLED_BYTES, size, *(pair or (OTHER, OTHER)))
+        delay_metrics.add(core, page)
+        retry_metrics.add(core, page)
+        transaction_metrics.add(core, page)
         page.add(PULLS, stats.get_found, "found")
         page.add(PULLS, stats.get_miss, "empty")
         page.add_durations(SEND_TIME, stats.send_times)
         page.add_durations(PULL_TIME, stats.pull_times)
         page.add_durations(HELD_TIME, stats.held_times)
+        page.add(REPLIES, core.replies.delivered, "delivered")
+        page.add(REPLIES, core.replies.undelivered, "undelivered")
         page.add(HELD, core.polls.held_count)
         page.add(HELD_MAX, core.polls.held_max)
         for code, count in sorted(stats.refused.items()):

@@ -43,6 +43,8 @@ class Offsets:
         }
         self._pulled: ByQueue = {}
         self._resets: ByQueue = {}
+        # Told of every rewind: group, topic, queue, and the offset that it goes on at.
+        self.on_reset: list[Callable[[str, str, int, int], None]] = []
         # Forgotten here, but the store may still have them; with the queues it had.
         self._forgetting: dict[str, set[int]] = {}
 
@@ -61,6 +63,10 @@ class Offsets:
         """How far messages were handed out; at least what is committed."""
         committed = self.committed(group, topic, queue_id) or 0
         return max(committed, self._pulled.get((group, topic, queue_id), 0))
+
+    def handed_out(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The offset after what was pulled last since the start; None where nothing was."""
+        return self._pulled.get((group, topic, queue_id))
 
     def topics_of(self, group: str) -> list[str]:
         """The topics that a group has committed offsets of."""
@@ -102,7 +108,9 @@ class Offsets:
         """A consumer has read up to here; False where a reset is ahead of it."""
         if self._resets and (group, topic, queue_id) in self._resets:
             return False
-        self._set(group, topic, queue_id, offset)
+        # What is below where a queue in memory begins is of messages that are gone.
+        floor = self._store.memory.base(topic, queue_id)
+        self._set(group, topic, queue_id, max(offset, floor))
         return True
 
     def _set(self, group: str, topic: str, queue_id: int, offset: int) -> None:
@@ -130,6 +138,12 @@ class Offsets:
         self._set(group, topic, queue_id, offset)
         self._pulled.pop((group, topic, queue_id), None)
         self._resets[group, topic, queue_id] = offset
+        self.rewound(group, topic, queue_id, offset)
+
+    def rewound(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """The group goes on at an offset by an administrator's word, not by what it has read."""
+        for tell in self.on_reset:
+            tell(group, topic, queue_id, offset)
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """What a pull of this queue has to be told; it is told once."""

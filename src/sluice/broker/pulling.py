@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
-from sluice.broker.filters import SQL92, Subscription, parse_tags
+from sluice.broker.filters import Subscription, check_usable, parse
 from sluice.broker.groups import BROADCASTING, GroupSettings
 from sluice.broker.long_polling import HeldRead
 from sluice.errors import (
@@ -21,11 +21,11 @@ from sluice.errors import (
     NoPermission,
     ParameterInvalid,
     SluiceError,
-    SubscriptionIllegal,
     SubscriptionMissing,
     SubscriptionOld,
     TopicMissing,
 )
+from sluice.model import PropertyFilter
 from sluice.storage.store import ReadResult, ReadStatus
 
 FLAG_COMMIT: Final = 1
@@ -63,6 +63,7 @@ class Pull:
     expression_kind: str | None
     subscription_version: int
     held: bool = False  # whether it waited for messages
+    moved: bool = False  # whether some came meanwhile that it does not want
 
 
 class Pulling:
@@ -106,10 +107,13 @@ class Pulling:
                 f"topicConfig.readQueueNums:[{settings.read_queues}]"
             )
         if pull.flags & FLAG_SUBSCRIPTION:
-            if pull.expression_kind == SQL92:
-                raise SubscriptionIllegal("SQL92 filters are not supported by this broker")
-            return parse_tags(pull.topic, pull.expression, pull.subscription_version)
-        return self._heard_of(pull, group)
+            subscription = parse(
+                pull.topic, pull.expression, pull.expression_kind, pull.subscription_version
+            )
+        else:
+            subscription = self._heard_of(pull, group)
+        check_usable(subscription, sql_filter=core.config.sql_filter)
+        return subscription
 
     def _heard_of(self, pull: Pull, group: GroupSettings) -> Subscription:
         """What the group's heartbeats said of the topic."""
@@ -148,6 +152,7 @@ class Pulling:
             self._tell_reset(pull, reset, done)
             return
         accept = subscription.accept
+        watch = core.expiry.watch(pull.topic)
         count_max = min(pull.count_max, core.config.pull_count_max)
         bytes_max = core.config.pull_bytes_max
 
@@ -158,7 +163,7 @@ class Pulling:
                 pull.offset,
                 count_max=max(1, count_max),
                 bytes_max=bytes_max,
-                accept=accept,
+                accept=accept if watch is None else watch.test(accept),
             )
 
         def answered(result: ReadResult | None, error: BaseException | None) -> None:
@@ -166,14 +171,23 @@ class Pulling:
                 assert error is not None, "a read gives a result or an error"
                 done(None, error if isinstance(error, SluiceError) else SluiceError(str(error)))
                 return
+            if watch is not None:
+                watch.done()
             if result.status is ReadStatus.NO_MATCHED_LOGIC_QUEUE:
                 result = _empty_queue(pull.offset)
+            is_unwanted = pull.held and _is_at_end_unmatched(result)
+            if is_unwanted:
+                # It was woken by messages that it does not want: it waits on from behind them.
+                pull.offset = result.next_offset
+                pull.moved = True
             if (
                 until_ms
-                and result.status in _WORTH_WAITING
+                and (is_unwanted or result.status in _WORTH_WAITING)
                 and self._hold(pull, subscription, owner, done, until_ms)
             ):
                 return
+            if pull.moved and result.status is ReadStatus.OFFSET_OVERFLOW_ONE:
+                result.status = ReadStatus.NO_MATCHED_MESSAGE
             core.offsets.pulled(pull.group, pull.topic, pull.queue_id, result.next_offset)
             if result.count:
                 core.stats.handed_out(pull.topic, pull.group, result.count, result.byte_count)
@@ -207,13 +221,31 @@ class Pulling:
             pull.held = True
             self._read(pull, subscription, owner, done, 0 if timed_out else until_ms)
 
+        def resume_soon(timed_out: bool) -> None:
+            # Which messages an SQL filter wants is known when they are read: all of a turn at once.
+            if timed_out:
+                resume(timed_out)
+            else:
+                core.call_soon(lambda: resume(timed_out))
+
+        core, wants = self._core, subscription.accept
         queue = (pull.topic, pull.queue_id)
-        read = HeldRead(queue, until_ms, subscription.accept, resume, owner)
+        if isinstance(wants, PropertyFilter):
+            read = HeldRead(queue, until_ms, None, resume_soon, owner)
+        else:
+            read = HeldRead(queue, until_ms, wants, resume, owner)
         try:
             return self._core.polls.hold(read)
         except Busy as error:
             done(None, error)
             return True
+
+
+def _is_at_end_unmatched(result: ReadResult) -> bool:
+    """Whether everything was read and nothing of it is wanted."""
+    return (
+        result.status is ReadStatus.NO_MATCHED_MESSAGE and result.next_offset >= result.max_offset
+    )
 
 
 def _empty_queue(offset: int) -> ReadResult:

@@ -17,6 +17,7 @@ from sluice.broker.client_calls import ClientCalls
 from sluice.broker.core import BrokerCore
 from sluice.broker.groups import Client
 from sluice.broker.pulling import OffsetReset, Pull, Pulling, ReadResult, ReadStatus
+from sluice.broker.quick_sends import QuickSends
 from sluice.broker.send_api import SendApi
 from sluice.broker.topics import RETRY_PREFIX
 from sluice.errors import (
@@ -24,7 +25,6 @@ from sluice.errors import (
     NotFound,
     ParameterInvalid,
     SluiceError,
-    SubscriptionIllegal,
     TopicMissing,
 )
 from sluice.net import Connection
@@ -58,6 +58,7 @@ class RemotingApi:
     def __init__(self, core: BrokerCore) -> None:
         self._core = core
         self._sends = SendApi(core, self)
+        self._quick = QuickSends(core, self, self._sends.sending)
         self._pulling = Pulling(core)
         self.connections: set[Connection] = set()
         self.calls = ClientCalls()
@@ -98,22 +99,26 @@ class RemotingApi:
             self.tell_members(group)
 
     def received(self, connection: Connection, frames: list[Frame]) -> None:
-        quick = self._sends.quick
-        for frame in frames:
-            if quick(connection, frame):
-                continue
-            command = remoting.decode(frame)
-            if command.is_answer:
-                self.calls.answered(connection, command)
-                continue
-            handle = self.handlers.get(command.code)
-            if handle is None:
-                self._not_served(connection, command)
-                continue
-            try:
-                handle(connection, command)
-            except Exception as error:
-                self.failed(connection, command, error)
+        quick = self._quick.serve
+        try:
+            for frame in frames:
+                if not quick(connection, frame):
+                    self._serve(connection, remoting.decode(frame))
+        finally:
+            self._quick.end_group(connection)
+
+    def _serve(self, connection: Connection, command: RemotingCommand) -> None:
+        if command.is_answer:
+            self.calls.answered(connection, command)
+            return
+        handle = self.handlers.get(command.code)
+        if handle is None:
+            self._not_served(connection, command)
+            return
+        try:
+            handle(connection, command)
+        except Exception as error:
+            self.failed(connection, command, error)
 
     def _not_served(self, connection: Connection, command: RemotingCommand) -> None:
         code = command.code
@@ -237,10 +242,10 @@ class RemotingApi:
         if offset is None:
             # A young topic is read from its first message, whatever the consumer's setting: nothing
             # was lost of it yet. Otherwise the consumer decides where it begins.
-            young = store.min_offset(topic, queue_id) == 0 and store.max_offset(topic, queue_id) > 0
-            if not (young or fields["setZeroIfNotFound"]):
+            low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
+            offset = store.memory.base(topic, queue_id)
+            if not (offset == low < high or fields["setZeroIfNotFound"]):
                 raise NotFound("Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first")
-            offset = 0
         self.answer(connection, command, ext={"offset": str(offset)})
 
     def _commit_offset(self, connection: Connection, command: RemotingCommand) -> None:
@@ -409,6 +414,7 @@ class RemotingApi:
         if keep and known is not None:
             # A short heartbeat says nothing of subscriptions: they are as they were.
             subscriptions = list(known.wanted.get(client.client_id, known.subscriptions).values())
+        self._tell_faults(client, group, subscriptions)
         changed, disagreements = core.clients.consumer_said(
             group,
             client,
@@ -426,6 +432,21 @@ class RemotingApi:
         if changed:
             self.tell_members(group)
 
+    def _tell_faults(
+        self, client: Client, group: str, subscriptions: list[filters.Subscription]
+    ) -> None:
+        """Log what is wrong with subscriptions that were not heard before."""
+        for wanted in subscriptions:
+            known = self._core.clients.subscription(group, wanted.topic)
+            if (wanted.fault or wanted.warning) and (known is None or not known.same_as(wanted)):
+                assert isinstance(client.channel, Connection)
+                client.channel.log_share.line(
+                    log_lines,
+                    logging.WARNING,
+                    "consumer %s of group %s, subscription to %s: %s",
+                    *(client.client_id, group, wanted.topic, wanted.fault or wanted.warning),
+                )
+
     def _unregister(self, connection: Connection, command: RemotingCommand) -> None:
         fields = parse_fields(REQUESTS[command.code], command.ext)
         changed = self._core.clients.leave(
@@ -436,9 +457,8 @@ class RemotingApi:
             self.tell_members(group)
 
     def _check_client(self, connection: Connection, command: RemotingCommand) -> None:
-        check = bodies.read_client_check(command.body)
-        if check.subscription.expression_type == filters.SQL92:
-            raise SluiceError("The broker does not support consumer to filter message by SQL92")
+        wanted = _subscription(bodies.read_client_check(command.body).subscription)
+        filters.check_usable(wanted, sql_filter=self._core.config.sql_filter)
         self.answer(connection, command)
 
     def _consumer_list(self, connection: Connection, command: RemotingCommand) -> None:
@@ -451,19 +471,29 @@ class RemotingApi:
     def _lock(self, connection: Connection, command: RemotingCommand) -> None:
         request = bodies.read_lock_request(command.body)
         names = [(queue.topic, queue.queue_id) for queue in request.queues]
-        owned = self._core.locks.lock(request.group, request.client_id, names, self._core.now_ms())
-        locked = [q for q in request.queues if (q.topic, q.queue_id) in owned]
-        self.answer(connection, command, body=bodies.write_locked_queues(locked))
+
+        def done(owned: list[tuple[str, int]], error: SluiceError | None) -> None:
+            if error is not None:
+                self.refuse(connection, command, error)
+                return
+            locked = [q for q in request.queues if (q.topic, q.queue_id) in owned]
+            self.answer(connection, command, body=bodies.write_locked_queues(locked))
+
+        self._core.ordering.lock(request.group, request.client_id, names, done)
 
     def _unlock(self, connection: Connection, command: RemotingCommand) -> None:
         request = bodies.read_lock_request(command.body)
         names = [(queue.topic, queue.queue_id) for queue in request.queues]
-        self._core.locks.unlock(request.group, request.client_id, names)
-        self.answer(connection, command)
+
+        def done(error: SluiceError | None) -> None:
+            if error is not None:
+                self.refuse(connection, command, error)
+            else:
+                self.answer(connection, command)
+
+        self._core.ordering.unlock(request.group, request.client_id, names, done)
 
 
 def _subscription(said: bodies.Subscription) -> filters.Subscription:
     """A subscription as a heartbeat tells it."""
-    if said.expression_type == filters.SQL92:
-        raise SubscriptionIllegal("SQL92 filters are not supported by this broker")
-    return filters.parse_tags(said.topic, said.expression, said.version)
+    return filters.parse_or_keep(said.topic, said.expression, said.expression_type, said.version)

@@ -1,38 +1,33 @@
 """This module translates sends: from frames to the sending service, and its word back into answers.
 
-Sends are what a broker does most, so a frame of the usual form takes a way of its own (`quick`):
-its parts are used as the bytes they are and no command is made. Everything else about it is the
-same as on the plain way, and whatever is unusual goes there.
+This is the plain way, for sends of every form; the usual ones have a quicker one, `quick_sends.py`,
+which gives the same.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from sluice.broker.core import BrokerCore
+from sluice.broker.placing import Placing
+from sluice.broker.priorities import PRIORITY_NAME, routed
+from sluice.broker.quick_sends import host_of
 from sluice.broker.sending import Sending
 from sluice.broker.topics import RETRY_PREFIX
 from sluice.errors import ParameterInvalid, SluiceError
-from sluice.model import Message, message_id
+from sluice.model import Message, Placed, message_id
 from sluice.net import Connection
-from sluice.protocol import records, remoting
-from sluice.protocol.framing import Frame
+from sluice.protocol import records
 from sluice.protocol.message_batches import split_batch
 from sluice.protocol.record_runs import Run
 from sluice.protocol.remoting import RemotingCommand
 from sluice.protocol.remoting_fast import (
-    QUICK_BYTES_MIN,
-    quick_send,
-    quick_send_answer,
     read_send,
     send_answer,
 )
 
 if TYPE_CHECKING:
     from sluice.broker.remoting_api import RemotingApi
-
-_QUICK_CODE: Final = b"\x016"  # 310, as a binary header begins
-_UNIQUE_BYTES_MAX: Final = 127  # of a key that fits into a quick answer
 
 
 class SendApi:
@@ -41,69 +36,22 @@ class SendApi:
     def __init__(self, core: BrokerCore, api: RemotingApi) -> None:
         self._core = core
         self._api = api
-        self._sending = Sending(core)
+        self.sending = Sending(core)
+        self._placing = Placing(core, self.sending)
         self._store_host = core.store.encoder.store_host
         self._host_hex = self._store_host.hex().upper().encode()
         self._unique_count = 0
 
-    # -------------------------------------------------------------------------------- the usual one
-
-    def quick(self, connection: Connection, frame: Frame) -> bool:
-        """Serve a frame if it is a send of the usual form; False: it is served the plain way."""
-        if frame[4:6] != _QUICK_CODE or len(frame) < QUICK_BYTES_MIN or type(frame) is not bytes:
-            return False
-        request = quick_send(frame)
-        if request is None or request[1]:
-            return False
-        opaque, _, head, born_ms, properties, reconsume_times, body = request
-        keys = records.message_keys(properties)
-        unique = keys[0]
-        if not 0 < len(unique) <= _UNIQUE_BYTES_MAX:
-            return False
-        api = self._api
-        topic, default_topic, default_queue_count, queue_id, sys_flag = head
-
-        def sent(error: SluiceError | None) -> None:
-            if error is not None:
-                api.failed(connection, remoting.decode(frame), error)
-                return
-            connection.send(
-                quick_send_answer(opaque, self._host_hex, placed[0], queue_id, placed[2], unique)
-            )
-            if self._core.polls.held_count:
-                self._arrived(topic, queue_id, keys[2])
-
-        try:
-            sending = self._sending
-            settings = sending.topic_for(topic, default_topic, default_queue_count)
-            if not sending.is_plain(settings, sys_flag, properties):
-                return False
-            message = Message(
-                topic,
-                sending.queue_for(settings, queue_id),
-                body,
-                sending.completed(properties),
-                0,
-                sys_flag,
-                born_ms,
-                self._host_of(connection),
-                reconsume_times,
-            )
-            placed = sending.send(message, keys, sent)
-        except Exception as error:
-            api.failed(connection, remoting.decode(frame), error)
-        return True
-
-    # ----------------------------------------------------------------------------------- the others
-
     def send(self, connection: Connection, command: RemotingCommand) -> None:
         request = read_send(command)
-        sending = self._sending
+        sending = self.sending
         settings = sending.topic_for(
             request.topic, request.default_topic, request.default_queue_count
         )
         queue_id = sending.queue_for(settings, request.queue_id)
         properties = request.properties.encode()
+        if PRIORITY_NAME in properties:
+            properties, queue_id = routed(properties, queue_id, settings.write_queues)
         keys = records.message_keys(properties)
         if not keys[0]:
             unique = self._new_unique_key()
@@ -118,63 +66,104 @@ class SendApi:
             request.flag,
             request.sys_flag,
             request.born_ms,
-            self._host_of(connection),
-            request.reconsume_times,
+            host_of(connection),
+            # Of any other topic it is nobody's word: a message there was not tried yet.
+            request.reconsume_times if request.topic.startswith(RETRY_PREFIX) else 0,
         )
+        if request.topic.startswith(RETRY_PREFIX):
+            self._send_to_retry(connection, command, message, request.max_reconsume_times, keys[0])
+            return
 
         def sent(error: SluiceError | None) -> None:
             if error is not None:
                 self._api.refuse(connection, command, error)
                 return
+            assert placed is not None, "only what was placed is told of"
             if command.flag == 0:
                 connection.send(
                     send_answer(
                         command.serialization,
                         command.opaque,
                         message_id(self._store_host, placed.position),
-                        queue_id,
+                        placed.queue_id,
                         placed.queue_offset,
-                        keys[0].decode("utf-8", "replace"),
+                        placed.unique.decode("utf-8", "replace"),
+                        placed.handle,
                     )
                 )
-            if self._core.polls.held_count:
+            if self._core.polls.is_awaited and not placed.waits:
                 self._arrived(message.topic, queue_id, keys[2])
 
-        placed = sending.send(sending.stored_form(message, settings), keys, sent)
+        def again() -> None:
+            self._api.guard(connection, command, lambda: self.send(connection, command))
+
+        placed = self._placing.place(message, settings, keys, sent, again)
+
+    def _send_to_retry(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        message: Message,
+        times_max: int | None,
+        unique: bytes,
+    ) -> None:
+        """A consumer's own way to send a message back, and everybody else's to the same topic."""
+
+        def stored(placed: Placed | None, error: SluiceError | None) -> None:
+            if error is not None:
+                self._api.refuse(connection, command, error)
+            elif placed is not None and not command.is_oneway:
+                connection.send(
+                    send_answer(
+                        command.serialization,
+                        command.opaque,
+                        message_id(self._store_host, placed.position),
+                        message.queue_id,
+                        placed.queue_offset,
+                        unique.decode("utf-8", "replace"),
+                    )
+                )
+
+        self._core.retries.send(message, times_max, stored)
+        self._core.ask_turn()
 
     def send_batch(self, connection: Connection, command: RemotingCommand) -> None:
         request = read_send(command)
-        sending = self._sending
+        sending = self.sending
         topic, sys_flag, born_ms = request.topic, request.sys_flag, request.born_ms
         if topic.startswith(RETRY_PREFIX):
             raise ParameterInvalid(f"batch request does not support retry topic {topic}")
         settings = sending.topic_for(topic, request.default_topic, request.default_queue_count)
         queue_id = sending.queue_for(settings, request.queue_id)
         parts = split_batch(command.body)
-        host = self._host_of(connection)
-        run = Run(topic, queue_id, sys_flag, born_ms, host, request.reconsume_times, parts)
+        host = host_of(connection)
+        run = Run(topic, queue_id, sys_flag, born_ms, host, 0, parts)
         keys = [records.message_keys(properties) for _, _, properties in parts]
 
         def sent(error: SluiceError | None) -> None:
             if error is not None:
                 self._api.refuse(connection, command, error)
                 return
+            assert placed is not None, "only what was placed is told of"
             if command.flag == 0:
                 connection.send(
                     send_answer(
                         command.serialization,
                         command.opaque,
                         self._message_ids(placed.positions),
-                        queue_id,
+                        placed.queue_id,
                         placed.queue_offset,
-                        keys[0][0].decode("utf-8", "replace"),
+                        placed.unique.decode("utf-8", "replace"),
                     )
                 )
-            if self._core.polls.held_count:
+            if self._core.polls.is_awaited:
                 for _, _, tag in keys:
                     self._arrived(topic, queue_id, tag)
 
-        placed = sending.send_run(run, keys, sent)
+        def again() -> None:
+            self._api.guard(connection, command, lambda: self.send_batch(connection, command))
+
+        placed = self._placing.place_run(run, settings, keys, sent, again)
 
     # ---------------------------------------------------------------------------------------- parts
 
@@ -186,13 +175,6 @@ class SendApi:
     def _arrived(self, topic: str, queue_id: int, tag: bytes) -> None:
         """A message can be read now: whoever waits for it is asked again."""
         self._core.polls.arrived((topic, queue_id), records.java_hash(tag) if tag else 0)
-
-    @staticmethod
-    def _host_of(connection: Connection) -> bytes:
-        host = connection.attributes.get("host")
-        if type(host) is not bytes:
-            host = connection.attributes["host"] = connection.packed_peer()
-        return host
 
     def _new_unique_key(self) -> bytes:
         """For messages of producers that give none: this store's address, time and a counter."""

@@ -11,9 +11,13 @@ from collections.abc import Callable
 from typing import Final
 
 from sluice.broker.core import BrokerCore
+from sluice.broker.expiry import TTL_NAME
+from sluice.broker.half_messages import begun
+from sluice.broker.memory_queues import check_does_not_wait, is_in_memory
 from sluice.broker.topics import (
     CLOSED_TOPICS,
     DEAD_PREFIX,
+    HALF_TOPIC,
     RETRY_PREFIX,
     TopicSettings,
     check_name,
@@ -26,6 +30,7 @@ from sluice.errors import (
 )
 from sluice.model import Message, Placed
 from sluice.protocol import records
+from sluice.protocol.lifetimes import EXPIRES_NAME
 from sluice.protocol.record_runs import Run
 from sluice.storage.runs import PlacedRun, stage_run
 
@@ -35,7 +40,7 @@ Keys = tuple[bytes, bytes, bytes]  # what `records.message_keys` finds
 REGION: Final = "DefaultRegion"
 _TIMER_NAMES: Final = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_MS", b"TIMER_DELAY_SEC")
 # Where one of these is in a message's properties it may be stored as something else than it is.
-_SPECIAL_NAMES: Final = (b"DELAY", b"TIMER_", b"TRAN_MSG")
+_SPECIAL_NAMES: Final = (b"DELAY", b"TIMER_", b"TRAN_MSG", b"_SYS_MSG_", b"MSG_TTL_MS")
 
 
 class Sending:
@@ -65,9 +70,11 @@ class Sending:
         core = self._core
         check_sendable(name)
         if name.startswith((RETRY_PREFIX, DEAD_PREFIX)):
-            prefix = RETRY_PREFIX if name.startswith(RETRY_PREFIX) else DEAD_PREFIX
-            group = core.groups.require(name.removeprefix(prefix))
-            return core.topics.create_inner(name, group.retry_queues)
+            if name.startswith(DEAD_PREFIX):
+                core.groups.require(name.removeprefix(DEAD_PREFIX))
+                return core.topics.create_inner(name, 1)
+            group = core.groups.require(name.removeprefix(RETRY_PREFIX))
+            return core.topics.create_inner(name, max(1, group.retry_queues))
         settings = core.topics.create_by_send(
             name, default_topic, default_queues, allowed=core.config.creates_topics
         )
@@ -88,9 +95,7 @@ class Sending:
     @staticmethod
     def is_plain(settings: TopicSettings, sys_flag: int, properties: bytes) -> bool:
         """Whether a message is stored as it is, in a topic that asks for nothing special."""
-        if settings.attributes or sys_flag & records.SYS_TX_MASK:
-            return False
-        return not any(name in properties for name in _SPECIAL_NAMES)
+        return not (settings.attributes or sys_flag & records.SYS_TX_MASK or is_special(properties))
 
     def completed(self, properties: bytes) -> bytes:
         """A message's properties with what the broker adds to them."""
@@ -102,8 +107,16 @@ class Sending:
         """What is stored for a message: itself, or what waits in its place for time or a word."""
         if self.is_plain(settings, message.sys_flag, message.properties):
             return message
-        self._refuse_unsupported(message.sys_flag, message.properties)
-        return message
+        if settings.attributes and is_in_memory(settings):
+            check_does_not_wait(message)
+        message.properties = self._core.expiry.stamped(message.topic, settings, message.properties)
+        if message.sys_flag & records.SYS_TX_MASK or b"TRAN_MSG" in message.properties:
+            message = begun(message, rejected=self._core.config.reject_transactions)
+            if message.topic == HALF_TOPIC:
+                return message
+        if message.sys_flag & records.SYS_TX_MASK:
+            self._refuse_unsupported(message.sys_flag, message.properties)
+        return self._core.expiry.outliving(self._core.delays.requested_form(message))
 
     def send(self, message: Message, keys: Keys, sent: Sent) -> Placed:
         """Append one message in its stored form."""
@@ -114,32 +127,59 @@ class Sending:
         core.stats.stored(message.topic, 1, placed[1])
         return placed
 
-    def send_run(self, run: Run, keys: list[Keys], sent: Sent) -> PlacedRun:
+    def send_run(
+        self, run: Run, settings: TopicSettings, keys: list[Keys], sent: Sent
+    ) -> PlacedRun:
         """Append messages together, into one queue, with consecutive offsets."""
         core = self._core
         if core.store.log.end > core.admission.free_end:
             core.admission.admit(run.born_host, sum(len(body) for _, body, _ in run.parts))
         together = b"\x02".join([properties for _, _, properties in run.parts])
-        if run.sys_flag & records.SYS_TX_MASK or b"DELAY" in together or b"TIMER_DEL" in together:
+        if run.sys_flag & records.SYS_TX_MASK or is_special(together):
             for _, _, properties in run.parts:
                 self._refuse_unsupported(run.sys_flag, properties)
-        placed = stage_run(core.store, run, keys, sent)
+        if settings.attributes or TTL_NAME in together or EXPIRES_NAME in together:
+            placed = self._stage_each(run, settings, keys, sent)
+        else:
+            placed = stage_run(core.store, run, keys, sent)
         core.ask_turn()
         core.stats.stored(run.topic, len(run.parts), placed.byte_count)
         return placed
 
+    def _stage_each(
+        self, run: Run, settings: TopicSettings, keys: list[Keys], sent: Sent
+    ) -> PlacedRun:
+        """The messages of a run that have more of their own than runs can tell."""
+        run.parts = [
+            (flag, body, self._core.expiry.stamped(run.topic, settings, properties))
+            for flag, body, properties in run.parts
+        ]
+        messages = [run.message(index) for index in range(len(run.parts))]
+        placed = self._core.store.stage_batch(messages, sent, keys)
+        positions = [place.position for place in placed]
+        return PlacedRun(positions, sum(place.size for place in placed), placed[0].queue_offset)
+
     @staticmethod
     def _refuse_unsupported(sys_flag: int, properties: bytes) -> None:
         """What would be delivered wrongly is refused: at once instead of later, or undecided."""
-        if sys_flag & records.SYS_TX_MASK:
-            raise MessageIllegal("transactional messages are not supported by this broker")
+        is_half = (records.property_value(properties, b"TRAN_MSG") or b"").lower() == b"true"
+        if sys_flag & records.SYS_TX_MASK or is_half:
+            raise MessageIllegal("transactional messages are not taken in a batch; send each alone")
         if b"DELAY" in properties or b"TIMER_DEL" in properties:
             level = records.property_value(properties, b"DELAY")
             if level is not None and level != b"0":
-                raise MessageIllegal("delayed messages are not supported by this broker")
+                raise MessageIllegal("a batch cannot hold delayed messages; send them one by one")
             for name in _TIMER_NAMES:
                 if records.property_value(properties, name) is not None:
-                    raise MessageIllegal("timed messages are not supported by this broker")
+                    raise MessageIllegal("a batch cannot hold timed messages; send them one by one")
+
+
+def is_special(properties: bytes) -> bool:
+    """Whether a message with these properties may be stored as something else than it is."""
+    for name in _SPECIAL_NAMES:  # noqa: SIM110  # any() costs three times as much, for every send
+        if name in properties:
+            return True
+    return False
 
 
 def check_sendable(name: str) -> None:

@@ -168,6 +168,8 @@ class Broker:
         await self._read_out()
         loop = asyncio.get_running_loop()
         closed: asyncio.Future[SluiceError | None] = loop.create_future()
+        self.core.transactions.stop()
+        self.core.delays.finish()
         self.core.end_turn()
         self.store.shut(closed.set_result)
         error = await closed

@@ -110,7 +110,7 @@ class BrokerStats:
 
     # ------------------------------------------------------------------------------------- counting
 
-    def stored(self, topic: str, count: int, byte_count: int) -> None:
+    def stored(self, topic: str, count: int, byte_count: int, calls: int = 1) -> None:
         self.put += count
         self.put_bytes += byte_count
         counts = self._puts.get(topic)
@@ -118,7 +118,7 @@ class BrokerStats:
             counts = self._puts[topic] = [0, 0, 0]
         counts[0] += count
         counts[1] += byte_count
-        counts[2] += 1
+        counts[2] += calls
 
     def handed_out(self, topic: str, group: str, count: int, byte_count: int) -> None:
         self.get += count

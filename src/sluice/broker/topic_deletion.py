@@ -19,22 +19,34 @@ def delete_topic(core: BrokerCore, name: str, done: Done) -> None:
         done(None)  # and nothing is written for a name that somebody made up
         return
     offsets = core.offsets.take_topic(name)
+    keys = core.dedup.take_topic(name)
+    popped = core.pops.take_topic(name)
+    retries = core.pops.retry_topics(name)
+
+    def take_back() -> None:
+        core.offsets.give_back(offsets)
+        core.dedup.give_back(name, keys)
+        core.pops.give_back(popped)
 
     def told(error: SluiceError | None) -> None:
         if error is not None:
-            core.offsets.give_back(offsets)
+            take_back()
         done(error)
 
     try:
         core.topics.delete(name, told)
     except SluiceError:
-        core.offsets.give_back(offsets)
+        take_back()
         raise
     core.stats.forget_topic(name)
+    core.retry_notes.forget_topic(name)
     core.ask_turn()
     # Who waits for its messages waits in vain.
     for queue_id in range(settings.read_queues if settings is not None else 0):
         core.polls.wake((name, queue_id))
+    # Messages that were popped and wait there to come again are of no use without it.
+    for retry in retries:
+        delete_topic(core, retry, lambda error: None)
 
 
 def unused_topics(core: BrokerCore) -> list[str]:

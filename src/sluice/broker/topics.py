@@ -35,6 +35,8 @@ CHECK_MAX_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"  # the cluster's name follows
+REVIVE_QUEUES: Final = 8
 
 NAME_BYTES_MAX: Final = 127
 LONG_NAME_BYTES_MAX: Final = 255  # retry and dead-letter topics carry a group's name
@@ -110,7 +112,10 @@ def from_json(name: str, value: dict[str, Any]) -> TopicSettings:
 class Topics:
     """The topics of one broker. Belongs to the store's owner."""
 
-    def __init__(self, store: Store, *, cluster_name: str, broker_name: str) -> None:
+    def __init__(
+        self, store: Store, *, cluster_name: str, broker_name: str, trace_topic: str = TRACE_TOPIC
+    ) -> None:
+        """`trace_topic` may be empty: then this broker has none."""
         self._store = store
         self._table = SettingsTable(store, TOPIC_TABLE, from_json, TopicSettings.to_json)
         self._topics = self._table.rows
@@ -118,14 +123,9 @@ class Topics:
         self._change_count = 0
         self._changed_ms = store.now_ms()
         self.on_change: Callable[[list[str]], None] = lambda names: None
-        self.system_names = frozenset(
-            settings.name for settings in system_topics(cluster_name, broker_name)
-        )
-        missing = [
-            settings
-            for settings in system_topics(cluster_name, broker_name)
-            if settings.name not in self._topics
-        ]
+        own = system_topics(cluster_name, broker_name, trace_topic)
+        self.system_names = frozenset(settings.name for settings in own)
+        missing = [settings for settings in own if settings.name not in self._topics]
         if missing:
             self.put(missing)
 
@@ -236,7 +236,7 @@ def check_name(name: str) -> None:
         raise MessageIllegal(f"The specified topic is longer than topic max length {limit}.")
 
 
-def system_topics(cluster_name: str, broker_name: str) -> list[TopicSettings]:
+def system_topics(cluster_name: str, broker_name: str, trace_topic: str) -> list[TopicSettings]:
     """The topics that every broker has, as RocketMQ 5.5's fresh broker has them."""
     everything = PERM_READ | PERM_WRITE | PERM_INHERIT
     return [
@@ -247,10 +247,13 @@ def system_topics(cluster_name: str, broker_name: str) -> list[TopicSettings]:
         TopicSettings(broker_name, 1, 1, everything),
         TopicSettings(OFFSET_MOVED_TOPIC, 1, 1),
         TopicSettings(SCHEDULE_TOPIC, 18, 18),
-        TopicSettings(TRACE_TOPIC, 1, 1),
+        *([TopicSettings(trace_topic, 1, 1)] if trace_topic else []),
         TopicSettings(f"{cluster_name}_REPLY_TOPIC", 1, 1),
         TopicSettings(HALF_TOPIC, 1, 1),
         TopicSettings(OP_TOPIC, 1, 1),
         TopicSettings(TIMER_TOPIC, 1, 1),
         TopicSettings(STATE_TOPIC, 1, 1, PERM_READ),
+        TopicSettings(
+            f"{REVIVE_TOPIC_PREFIX}{cluster_name}", REVIVE_QUEUES, REVIVE_QUEUES, PERM_READ
+        ),
     ]

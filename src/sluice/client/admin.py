@@ -266,6 +266,14 @@ class Admin(MessageReader):
             what=f"setting group {group.name}",
         )
 
+    async def set_mode(
+        self, address: str, group: str, topic: str, mode: str, share_count: int
+    ) -> None:
+        """Say whether a group pulls a topic or pops it."""
+        body = reports.write_request_mode(group, topic, mode, share_count)
+        what = f"setting how group {group} reads {topic}"
+        await self.done(address, Request.SET_MESSAGE_REQUEST_MODE, body=body, what=what)
+
     async def delete_group(self, address: str, group: str, *, offsets: bool) -> None:
         """Delete a group from a broker, with its offsets if asked to."""
         ext = {"groupName": group, "cleanOffset": "true" if offsets else "false"}

@@ -46,6 +46,12 @@ def _policy(value: str) -> dict[str, Any]:
     return policy
 
 
+def _mode(value: str) -> str:
+    if value not in ("PULL", "POP"):
+        raise argparse.ArgumentTypeError(f"{value!r} is neither PULL nor POP")
+    return value
+
+
 def _attributes(value: str) -> dict[str, str]:
     """+a=b,-c as a table of signed names."""
     changes: dict[str, str] = {}
@@ -97,6 +103,27 @@ async def _update_group(admin: Admin, options: Options, printer: Printer) -> int
         *("Retry Queues", "Retries", "Result"),
     )
     printer.show(document, Table(names, rows))
+    return settle(outcomes)
+
+
+async def _set_mode(admin: Admin, options: Options, printer: Printer) -> int:
+    group, topic, mode = options.groupName, options.topicName, options.mode
+    share_count = options.popShareQueueNum
+    outcomes = await each(
+        await addresses_for(admin, options),
+        lambda address: admin.set_mode(address, group, topic, mode, share_count),
+    )
+    document = {
+        "groupName": group,
+        "topicName": topic,
+        "mode": mode,
+        "popShareQueueNum": share_count,
+        "brokers": result_rows(outcomes),
+    }
+    rows = [
+        (group, topic, mode, address, result_text(error)) for address, error in outcomes.items()
+    ]
+    printer.show(document, Table(("Group", "Topic", "Mode", "Broker", "Result"), rows))
     return settle(outcomes)
 
 
@@ -310,6 +337,26 @@ COMMANDS: Final = (
         ),
         _update_group,
         "updateSubGroup -c DefaultCluster -g billing",
+        BROKER_OR_CLUSTER,
+    ),
+    Command(
+        "setConsumeMode",
+        "Says whether the consumers of a group pull a topic or pop it.",
+        (
+            *BROKER_FLAGS,
+            Flag("t", "topicName", "Name of the topic.", text, required=True),
+            GROUP,
+            Flag("m", "mode", "PULL or POP.", _mode, required=True),
+            Flag(
+                "q",
+                "popShareQueueNum",
+                "With how many others a consumer shares its queues; 0: with all. Default: 0.",
+                at_least(0, (1 << 31) - 1),
+                default=0,
+            ),
+        ),
+        _set_mode,
+        "setConsumeMode -c DefaultCluster -t orders -g billing -m POP",
         BROKER_OR_CLUSTER,
     ),
     Command(

@@ -15,11 +15,14 @@ import uvloop
 from sluice.client import (
     admin_brokers,
     admin_consumers,
+    admin_dead_letters,
+    admin_delayed,
     admin_groups,
     admin_messages,
     admin_offsets,
     admin_queries,
     admin_topics,
+    admin_transactions,
 )
 from sluice.client.admin import Admin
 from sluice.client.admin_flags import (
@@ -41,6 +44,9 @@ GROUPS: Final[dict[str, tuple[Command, ...]]] = {
     "clients": admin_consumers.COMMANDS,
     "offsets": admin_offsets.COMMANDS,
     "messages": (*admin_messages.COMMANDS, *admin_queries.COMMANDS),
+    "dead letters": admin_dead_letters.COMMANDS,
+    "delayed messages": admin_delayed.COMMANDS,
+    "transactions": admin_transactions.COMMANDS,
     "brokers and nameservers": admin_brokers.COMMANDS,
 }
 COMMANDS: Final = {command.name: command for group in GROUPS.values() for command in group}

@@ -15,6 +15,7 @@ from sluice.config.settings import (
     choice,
     count,
     flag,
+    larger_unit,
     millis,
     size,
     switch,
@@ -133,7 +134,7 @@ class BrokerConfig(ListeningConfig):
         dynamic=True,
     )
     sql_filter: bool = flag(
-        False,
+        True,
         "Whether consumers may filter by SQL expressions on properties.",
         rocketmq="enablePropertyFilter",
         dynamic=True,
@@ -215,7 +216,7 @@ class BrokerConfig(ListeningConfig):
     )
     transaction_check_interval_ms: int = millis(
         30_000,
-        "How often producers of undecided messages are asked.",
+        "Time between two questions about one undecided message.",
         10,
         24 * _HOUR_MS,
         rocketmq="transactionCheckInterval",
@@ -223,15 +224,29 @@ class BrokerConfig(ListeningConfig):
     )
     transaction_check_count_max: int = count(
         15,
-        "How often one message is asked about before it is rolled back.",
+        "How often one message is asked about before it is parked in TRANS_CHECK_MAX_TIME_TOPIC.",
         1,
         10_000,
         rocketmq="transactionCheckMax",
         dynamic=True,
     )
+    timer_max_delay_ms: int = millis(
+        40 * 24 * _HOUR_MS,
+        "How far ahead a message may ask to be delivered (TIMER_DELIVER_MS and its like).",
+        1000,
+        3650 * 24 * _HOUR_MS,
+        rocketmq=larger_unit("timerMaxDelaySec", 1000, "seconds"),
+        dynamic=True,
+    )
+    recall_messages: bool = flag(
+        True,
+        "Whether a producer may take a timed message back before it is delivered.",
+        rocketmq="recallMessageEnable",
+        dynamic=True,
+    )
     trace_topic: bool = flag(
-        False,
-        "Whether this broker holds the topic of message traces.",
+        True,
+        "Whether this broker makes a topic for the traces of messages that clients write.",
         rocketmq="traceTopicEnable",
     )
     trace_topic_name: str = text(
@@ -256,6 +271,13 @@ class BrokerConfig(ListeningConfig):
         rocketmq="registerBrokerTimeoutMills",
         dynamic=True,
     )
+    queue_lock_ms: int = millis(
+        60_000,
+        "How long a consumer that reads in order keeps a queue without renewing its lock.",
+        1_000,
+        _HOUR_MS,
+        dynamic=True,
+    )
     inflight_bytes_max: int = size(
         256 * MIB,
         "Bytes of messages that wait for the disk at one time; above it, sends are refused.",
@@ -268,6 +290,22 @@ class BrokerConfig(ListeningConfig):
         100,
         100_000_000,
     )
+    dedup_keys_max: int = count(
+        1_000_000,
+        "Keys that all topics with dedup.window.ms remember together (some 250 bytes each); above "
+        "it, messages with new keys are refused.",
+        1,
+        1_000_000_000,
+        dynamic=True,
+    )
+    memory_topics_bytes_max: int = size(
+        512 * MIB,
+        "Bytes that all topics with storage=memory hold together; above it, the oldest messages "
+        "are dropped or sends refused, as the topic says.",
+        MIB,
+        1024 * 1024 * MIB,
+        dynamic=True,
+    )
     held_polls_max: int = count(
         100_000,
         "Pulls that wait for a message at one time; further ones are refused.",
@@ -279,6 +317,22 @@ class BrokerConfig(ListeningConfig):
         "Those of one connection, so that one client does not take all places.",
         1,
         10_000_000,
+    )
+    pop_inflight_per_queue_max: int = count(
+        10_000,
+        "Messages of a queue that a group may have popped and not acknowledged; above it, pops of "
+        "the queue find nothing.",
+        1,
+        1_000_000,
+        rocketmq="popInflightMessageThreshold",
+        dynamic=True,
+    )
+    pop_inflight_max: int = count(
+        1_000_000,
+        "The same for all queues and groups together; above it, pops are answered POLLING_FULL.",
+        1,
+        100_000_000,
+        dynamic=True,
     )
     metrics: bool = flag(
         True,

@@ -109,7 +109,7 @@ _INERT_BY_REASON: Final = _TLS_INERT | {
         liteSubscriptionCheckTimeoutMills liteTtlCheckInterval maxClientEventCount
         maxLiteSubscriptionCount maxLmqConsumeQueueNum minLiteTTl
     """,
-    "POP consumption is not in this version": """
+    "POP consumption has no such choice here": """
         appendAckAsync appendCkAsync defaultMessageRequestMode defaultPopShareQueueNum
         enableNotifyAfterPopOrderLockRelease enableNotifyBeforePopCalculateLag
         enablePopBatchAck enablePopBufferMerge enablePopLog enablePopMessageThreshold
@@ -119,7 +119,7 @@ _INERT_BY_REASON: Final = _TLS_INERT | {
         popCkOffsetMaxQueueSize popCkStayBufferTime popCkStayBufferTimeOut
         popConsumerFSServiceInit popConsumerKVServiceEnable popConsumerKVServiceInit
         popConsumerKVServiceLog popFromRetryProbability popFromRetryProbabilityForPriority
-        popInflightMessageThreshold popLongPollingForceNotifyInterval
+        popLongPollingForceNotifyInterval
         popPollingMapExpireTimeSeconds popPollingMapSize popPollingSize
         popResponseReturnActualRetryTopic popReviveConcurrency popReviveMaxAttemptTimes
         popReviveMaxReturnSizePerRead popReviveSkipIfGroupAbsent priorityOrderAsc
@@ -143,11 +143,11 @@ _INERT_BY_REASON: Final = _TLS_INERT | {
         subscriptionExpiredTimeout timerEnableCheckMetrics timerMetricSmallThreshold traceOn
         transactionMetricFlushInterval
     """,
-    "the timer wheel is not in this version": """
+    "timed messages wait in the log itself: there is no wheel, no timer log, nothing to roll": """
         allowRecallWhenBrokerNotWriteable appendTopicForTimerDeleteKey
-        disappearTimeAfterStart mappedFileSizeTimerLog maxDelayTime recallMessageEnable
+        disappearTimeAfterStart mappedFileSizeTimerLog maxDelayTime
         timerColdDataCheckIntervalMs timerCongestNumEachSlot timerEnableRetryUntilSuccess
-        timerFlushIntervalMs timerInterceptDelayLevel timerMaxDelaySec timerPrecisionMs
+        timerFlushIntervalMs timerInterceptDelayLevel timerPrecisionMs
         timerProgressLogIntervalMs timerRecallToTimeWheelEnable timerRecallToTimelineEnable
         timerRollWindowSlot timerSkipUnknownError timerStopDequeue timerStopEnqueue
         timerWheelEnable timerWheelSnapshotFlush timerWheelSnapshotIntervalMs

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from struct import Struct
+from typing import Final, NamedTuple
 
 from isal.isal_zlib import crc32
 
 from sluice.model import Buffer, Message
 from sluice.protocol import records
+from sluice.protocol.message_batches import BATCH_COUNT_MAX
 
 _MASK_31: Final = 0x7FFFFFFF
 _ENDS: Final = (b"", b"\x02")  # how the properties of an entry end
+_SEPARATOR: Final = 2
 
 
 @dataclass(slots=True)
@@ -120,3 +123,108 @@ def encode_run(
         queue_offset += 1
         position += size
     return entries
+
+
+# ------------------------------------------------------------- a batch as it came, without a detour
+
+
+class BatchShape(NamedTuple):
+    """What the entries of a producer's batches to one queue have in common."""
+
+    magic: int
+    topic_field: bytes
+    sys_flag: int
+    queue_id: int
+    rest_bytes: int  # of an entry, beside body and properties
+    body_bytes_max: int
+    properties_bytes_max: int
+    entry_bytes_max: int
+    store_host: bytes
+
+    def middle(self, born_ms: int, born_host: bytes, store_ms: int) -> bytes:
+        """What stands between the position of an entry and the size of its body."""
+        return b"".join(
+            (
+                self.sys_flag.to_bytes(4, "big"),
+                born_ms.to_bytes(8, "big"),
+                born_host,
+                store_ms.to_bytes(8, "big"),
+                self.store_host,
+                bytes(12),  # never tried again, made from no other
+            )
+        )
+
+
+class EncodedBatch(NamedTuple):
+    """The entries of a batch, joined; the size and the keys of each; all properties, joined."""
+
+    entries: bytes
+    properties: bytes
+    sizes: list[int]
+    keys: list[tuple[bytes, bytes, bytes]]
+
+
+_BATCH_HEAD: Final = Struct(">i8xii")  # size, flag, size of the body
+_BATCH_HEAD_BYTES: Final = 20
+_BATCH_MESSAGE_BYTES_MIN: Final = 22
+_ENTRY_FRONT: Final = Struct(">iIIiiqq")  # up to and with the position
+
+
+def encode_batch(
+    shape: BatchShape, middle: bytes, data: bytes, queue_offset: int, position: int
+) -> EncodedBatch | None:
+    """What `split_batch` and `encode_run` make of a batch with whole-message checksums, in one go.
+
+    None where anything about it is unusual: they say what. `middle` is `shape.middle`, `position`
+    is where its first entry goes.
+    """
+    magic, topic_field, _, queue_id, rest_bytes, body_max, properties_max, entry_max, _ = shape
+    unpack, pack = _BATCH_HEAD.unpack_from, _ENTRY_FRONT.pack
+    message_keys, crc_property = records.message_keys, records.crc_property
+    middles: dict[int, bytes] = {}
+    fields: dict[int, bytes] = {}
+    pieces: list[bytes] = []
+    sizes: list[int] = []
+    keys: list[tuple[bytes, bytes, bytes]] = []
+    texts: list[bytes] = []
+    at, end = 0, len(data)
+    while at < end:
+        if end - at < _BATCH_MESSAGE_BYTES_MIN:
+            return None
+        size, flag, body_bytes = unpack(data, at)
+        body_at = at + _BATCH_HEAD_BYTES
+        body_end = body_at + body_bytes
+        at += size
+        properties_bytes = at - body_end - 2
+        if body_bytes < 0 or properties_bytes <= 0 or at > end or data[at - 1] != _SEPARATOR:
+            return None
+        size = rest_bytes + body_bytes + properties_bytes
+        if (
+            data[body_end] << 8 | data[body_end + 1] != properties_bytes
+            or body_bytes > body_max
+            or properties_bytes > properties_max
+            or size > entry_max
+        ):
+            return None
+        # The sizes are mostly alike, and so is what they are stored as.
+        before = middles.get(body_bytes)
+        if before is None:
+            before = middles[body_bytes] = middle + body_bytes.to_bytes(4, "big")
+        field = fields.get(properties_bytes)
+        if field is None:
+            stored_bytes = properties_bytes + records.CRC_PROPERTY_BYTES
+            field = fields[properties_bytes] = topic_field + stored_bytes.to_bytes(2, "big")
+        body = data[body_at:body_end]
+        properties = data[body_end + 2 : at]
+        texts.append(properties)
+        keys.append(message_keys(properties))
+        crc = crc32(body) & _MASK_31
+        front = pack(size, magic, crc, queue_id, flag, queue_offset, position)
+        entry = b"".join((front, before, body, field, properties))
+        pieces += (entry, crc_property(crc32(entry)))
+        sizes.append(size)
+        queue_offset += 1
+        position += size
+    if not 0 < len(sizes) <= BATCH_COUNT_MAX:
+        return None
+    return EncodedBatch(b"".join(pieces), b"".join(texts), sizes, keys)

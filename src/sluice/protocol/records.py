@@ -41,6 +41,7 @@ from isal.isal_zlib import crc32
 
 from sluice.errors import MessageIllegal
 from sluice.model import Buffer, Message
+from sluice.protocol.lifetimes import EXPIRES_NAME, with_end
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
@@ -60,6 +61,8 @@ SYS_INNER_BATCH: Final = 0x80
 TOPIC_BYTES_MAX: Final = 255
 PROPERTIES_BYTES_MAX: Final = 32767
 SCHEDULE_TOPIC: Final = b"SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC: Final = b"rmq_sys_wheel_timer"
+TIMED_TOPICS: Final = (SCHEDULE_TOPIC, TIMER_TOPIC)  # whose queue entries say when they are due
 
 _CRC_NAME: Final = b"__CRC32#\x01"
 CRC_PROPERTY_BYTES: Final = len(_CRC_NAME) + 11  # ten digits and the separator
@@ -268,10 +271,15 @@ def _topic_field(topic: bytes) -> tuple[int, bytes]:
     return MAGIC_V1, bytes((len(topic),)) + topic
 
 
+# The digits of numbers below 10,000, least significant first: formatting takes three times as long.
+_DIGITS: Final = tuple(f"{number:04d}"[::-1].encode() for number in range(10_000))
+
+
 def crc_property(crc: int) -> bytes:
     """The property that closes an entry: the checksum's decimal digits, least significant first."""
-    # A one in front keeps the zeros; it is the last character of the reversed text.
-    return _CRC_NAME + str((crc & _MASK_31) + 10**10)[:0:-1].encode() + b"\x02"
+    rest, low = divmod(crc & _MASK_31, 10_000)
+    high, middle = divmod(rest, 10_000)
+    return _CRC_NAME + _DIGITS[low] + _DIGITS[middle] + _DIGITS[high][:2] + b"\x02"
 
 
 def blank(room_bytes: int) -> bytes:
@@ -493,6 +501,13 @@ def _mark(name: bytes) -> bytes:
     return mark
 
 
+def without_checksum(properties: bytes) -> bytes:
+    """The properties of a stored entry as they were before it was stored."""
+    if properties[-CRC_PROPERTY_BYTES:].startswith(_CRC_NAME):
+        return properties[:-CRC_PROPERTY_BYTES]
+    return properties
+
+
 def parse_properties(properties: bytes) -> dict[str, str]:
     """All properties as text; entries with an empty name or value do not count, as in RocketMQ."""
     result = {}
@@ -533,8 +548,12 @@ def tags_code(
     topic: bytes, properties: bytes, store_ms: int, delay_levels_ms: Sequence[int]
 ) -> int:
     """The third field of a queue entry: the tag's hash, or for a delayed message its delivery
-    time.
+    time; of what takes a timed message back, that time below zero.
     """
+    if topic == TIMER_TOPIC:
+        due = property_value(properties, b"TIMER_OUT_MS")
+        if due is not None and due.isdigit() and len(due) < 18:
+            return -int(due) if property_value(properties, b"TIMER_DEL_UNIQKEY") else int(due)
     if topic == SCHEDULE_TOPIC:
         level_text = property_value(properties, b"DELAY")
         if level_text is not None and level_text.isdigit() and len(level_text) < 10:
@@ -542,7 +561,10 @@ def tags_code(
             if level > 0:
                 return store_ms + delay_levels_ms[level - 1]
     tag = property_value(properties, b"TAGS")
-    return java_hash(tag) if tag else 0
+    code = java_hash(tag) if tag else 0
+    if EXPIRES_NAME in properties:
+        return with_end(code, property_value(properties, EXPIRES_NAME))
+    return code
 
 
 def offset_count(sys_flag: int, properties: bytes) -> int:

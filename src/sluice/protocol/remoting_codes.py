@@ -1,4 +1,4 @@
-"""This module names the request and response codes of RocketMQ 5.5.0, and nothing else.
+"""This module names the request and response codes of RocketMQ 5.5.0, and a few of Sluice's own.
 
 What each means and which fields it carries is in `remoting_table.py`; a test compares the two.
 """
@@ -180,6 +180,11 @@ class RequestCode:
     GET_LITE_GROUP_INFO: Final = 200078
     TRIGGER_LITE_DISPATCH: Final = 200079
     BATCH_ACK_MESSAGE: Final = 200151
+    # Sluice's own, far above all that RocketMQ has.
+    SLUICE_LIST_DEAD_LETTERS: Final = 730001
+    SLUICE_RESEND_DEAD_LETTERS: Final = 730002
+    SLUICE_LIST_TRANSACTIONS: Final = 731001
+    SLUICE_LIST_DELAYED: Final = 732001
 
 
 class ResponseCode:

@@ -8,6 +8,7 @@ the way of the schema, which also says what is wrong with it.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -174,9 +175,12 @@ def read_pull(command: RemotingCommand) -> PullRequest:
 # A producer sends the fields a to n with every message, and of those only the queue (e), the time
 # (g) and the properties (i) change. What stands before the time and what stands after the
 # properties is looked up by its bytes, and nothing becomes text that is stored as bytes.
-_QUICK: Final = Struct(">IhBhiiII")  # mark, code, language, version, opaque, flag, two sizes
+_QUICK: Final = Struct(">Ih3xiiII")  # mark, code, opaque, flag, two sizes
 _U32: Final = Struct(">I")
 QUICK_BYTES_MIN: Final = _QUICK.size
+_BATCH_CODE: Final = int(RequestCode.SEND_BATCH_MESSAGE)
+_SEND_CODES: Final = (int(RequestCode.SEND_MESSAGE_V2), _BATCH_CODE)
+_BINARY_MARK: Final = (BINARY << 24) - 4  # a binary header that ends at 0
 _TIME_MARK: Final = b"\x00\x01g\x00\x00\x00\x0d"  # thirteen digits: until the year 2286
 _FLAG_MARK: Final = b"\x00\x01h\x00\x00\x00\x010\x00\x01i"
 _BORN_AT: Final = len(_TIME_MARK)
@@ -186,8 +190,11 @@ _PART_BYTES_MAX: Final = 512  # bounds what is remembered, together with the num
 _PARTS_MAX: Final = 4096
 
 
-class SendHead(NamedTuple):
-    """What a producer repeats with every message to one queue."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SendHead:
+    """What a producer repeats with every message to one queue. There is one for all of them, so
+    that others can keep by it what they know of the queue.
+    """
 
     topic: str
     default_topic: str
@@ -196,29 +203,31 @@ class SendHead(NamedTuple):
     sys_flag: int
 
 
-# Opaque, flag, head, born time, properties, reconsume times, body.
-QuickSend = tuple[int, int, SendHead, int, bytes, int, bytes]
+# Opaque, head, born time, properties, reconsume times (of a batch: -1), body.
+QuickSend = tuple[int, SendHead, int, bytes, int, bytes]
 
 _heads: Final[dict[bytes, SendHead | None]] = {}
 _tails: Final[dict[bytes, int | None]] = {}
 
 
 def quick_send(frame: bytes) -> QuickSend | None:
-    """A send with a binary header (310) of at least `QUICK_BYTES_MIN` bytes, taken apart; None
-    where anything is unusual: then `remoting.decode` and `read_send` decide.
+    """A send or a batch (310, 320) with a binary header of at least `QUICK_BYTES_MIN` bytes, taken
+    apart; None where anything is unusual: then `remoting.decode` and `read_send` decide.
     """
-    mark, code, _, _, opaque, flag, remark_bytes, fields_bytes = _QUICK.unpack_from(frame)
+    mark, code, opaque, flag, remark_bytes, fields_bytes = _QUICK.unpack_from(frame)
     body_at = QUICK_BYTES_MIN + fields_bytes
     if (
-        code != RequestCode.SEND_MESSAGE_V2
-        or mark != BINARY << 24 | body_at - 4
+        flag
         or remark_bytes
+        or code not in _SEND_CODES
+        or mark != _BINARY_MARK + body_at
         or body_at > len(frame)
     ):
         return None
     time_at = frame.find(_TIME_MARK, QUICK_BYTES_MIN, QUICK_BYTES_MIN + _PART_BYTES_MAX)
     begin = time_at + _PROPERTIES_AT
-    if time_at < 0 or begin > body_at or not frame.startswith(_FLAG_MARK, time_at + _BORN_END):
+    born_end = time_at + _BORN_END
+    if time_at < 0 or begin > body_at or not frame.startswith(_FLAG_MARK, born_end):
         return None
     end = begin + _U32.unpack_from(frame, begin - 4)[0]
     if not begin < end <= body_at <= end + _PART_BYTES_MAX:
@@ -229,11 +238,13 @@ def quick_send(frame: bytes) -> QuickSend | None:
     reconsume_times = _tails.get(part)
     if reconsume_times is None:
         reconsume_times = _learn_tail(part)
-    born = frame[time_at + _BORN_AT : time_at + _BORN_END]
+    born = frame[time_at + _BORN_AT : born_end]
     properties = frame[begin:end]
     if head is None or reconsume_times is None or not (properties.isascii() and born.isdigit()):
         return None
-    return opaque, flag, head, int(born), properties, reconsume_times, frame[body_at:]
+    if (code == _BATCH_CODE) is not (reconsume_times < 0):
+        return None
+    return opaque, head, int(born), properties, reconsume_times, frame[body_at:]
 
 
 def _learn_head(part: bytes) -> SendHead | None:
@@ -262,9 +273,11 @@ def _learn_tail(part: bytes) -> int | None:
     times: int | None = None
     with suppress(ProtocolError, KeyError):
         fields = remoting.walk_fields(part)
-        single = fields.get("m", "false") == "false" and fields.get("k", "false") in _BOOLS
-        if single and fields.keys() <= set("jkmn"):
+        batch = _BOOLS[fields.get("m")]
+        if fields.get("k", "false") in _BOOLS and fields.keys() <= set("jkmn"):
             times = _SMALL[fields.get("j", "0")]
+            if batch:
+                times = -1 if times == 0 else None
     if len(_tails) >= _PARTS_MAX:
         _tails.clear()
     _tails[part] = times
@@ -289,11 +302,13 @@ def send_answer(
     queue_id: int,
     queue_offset: int,
     transaction_id: str,
+    recall_handle: str = "",
 ) -> bytes:
     """The frame that acknowledges a send."""
     queue, offset = str(queue_id), str(queue_offset)
     if (
         serialization == BINARY
+        and not recall_handle
         and 0 < len(transaction_id) <= _SHORT_MAX
         and transaction_id.isascii()
     ):
@@ -329,14 +344,20 @@ def send_answer(
         "MSG_REGION": _REGION,
         "TRACE_ON": "true",
     }
+    if recall_handle:
+        ext["recallHandle"] = recall_handle
     return remoting.head(serialization, ResponseCode.SUCCESS, opaque, FLAG_ANSWER, ext, None, 0)
 
 
 _QUICK_ANSWER: Final = (
-    b"\0\5msgId\0\0\0%c%b%016X"
+    b"%b\0\5msgId\0\0\0%c%b%016X"
     b"\0\7queueId\0\0\0%c%b"
     b"\0\vqueueOffset\0\0\0%c%b"
     b"\0\rtransactionId\0\0\0%c%b" + _SEND_TAIL.encode("ascii")
+)
+# Of the fields: all but the three that differ in size.
+_QUICK_ANSWER_BYTES: Final = len(
+    _QUICK_ANSWER % (b"", 0, b"", 0, 0, b"", 0, b"", 0, b""),
 )
 
 
@@ -347,21 +368,23 @@ def quick_send_answer(
     make the message's id; the unique key has 1 to 127 bytes of ASCII.
     """
     queue, offset = b"%d" % queue_id, b"%d" % queue_offset
-    fields = _QUICK_ANSWER % (
-        len(host_hex) + 16,
-        host_hex,
-        position,
-        len(queue),
-        queue,
-        len(offset),
-        offset,
-        len(unique),
-        unique,
-    )
-    size = len(fields)
+    host_bytes, queue_bytes = len(host_hex), len(queue)
+    offset_bytes, unique_bytes = len(offset), len(unique)
+    size = _QUICK_ANSWER_BYTES + host_bytes + queue_bytes + offset_bytes + unique_bytes
     header_bytes = _HEAD_BYTES + size
     mark = BINARY << 24 | header_bytes
-    return _HEAD.pack(4 + header_bytes, mark, 0, _PYTHON, VERSION, opaque, 1, 0, size) + fields
+    return _QUICK_ANSWER % (
+        _HEAD.pack(4 + header_bytes, mark, 0, _PYTHON, VERSION, opaque, 1, 0, size),
+        host_bytes + 16,
+        host_hex,
+        position,
+        queue_bytes,
+        queue,
+        offset_bytes,
+        offset,
+        unique_bytes,
+        unique,
+    )
 
 
 def pull_answer_head(

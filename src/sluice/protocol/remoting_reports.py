@@ -108,6 +108,12 @@ def write_group_config(group: GroupConfig) -> bytes:
     return orjson.dumps(group.members())
 
 
+def write_request_mode(group: str, topic: str, mode: str, share_count: int) -> bytes:
+    """How a group reads a topic (401)."""
+    members = {"consumerGroup": group, "mode": mode, "topic": topic}
+    return orjson.dumps({**members, "popShareQueueNum": share_count})
+
+
 def read_one_topic(body: Buffer) -> TopicConfig:
     """The settings of one topic (351); a static topic's queue mapping is left out."""
     return read_topic_config(_report(body))

@@ -385,6 +385,21 @@ GET_LITE_GROUP_INFO admin>broker | The lite topics of one group.
 TRIGGER_LITE_DISPATCH admin>broker | Offers waiting messages of lite topics again.
   > group! clientId
 BATCH_ACK_MESSAGE client>broker | Acknowledges several popped messages: the body.
+SLUICE_LIST_DEAD_LETTERS admin>broker |
+  Sluice's own: a page of a group's dead letters, without their bodies.
+  > group! queueId!i offset!l maxNum!i beginTimestamp?l endTimestamp?l key originTopic
+  < nextOffset!l maxOffset!l
+SLUICE_RESEND_DEAD_LETTERS admin>broker |
+  Sluice's own: sends dead letters again, each once; offsets in the body, an outcome for each.
+  > group! queueId!i toTopic?b
+SLUICE_LIST_TRANSACTIONS admin>broker |
+  Sluice's own: half messages that nobody has ended yet, from an offset of their queue on.
+  > offset?l maxNum?i topic group
+  < nextOffset!l openCount!l
+SLUICE_LIST_DELAYED admin>broker |
+  Sluice's own: messages that wait for their time, the earliest first, a page at a time.
+  > topic after
+  < after timerCount!l levelCount!l
 """
 
 RESPONSES: Final = """\

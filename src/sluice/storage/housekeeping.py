@@ -270,7 +270,8 @@ class Housekeeping:
             closed, self._rules, now_ms=now_ms, hour_of_day=hour, used_ratio=self.used_ratio
         )
         # What a checkpoint does not cover yet is not deleted: recovery starts there.
-        self._any_hour = self._any_hour and position > self._checkpoint_offset
+        any_hour = self._any_hour
+        self._any_hour = any_hour and position > self._checkpoint_offset
         position = min(position, self._checkpoint_offset)
         position -= position % store.log.segment_bytes
         if position > store.log.start:
@@ -278,6 +279,8 @@ class Housekeeping:
             answers = [ask(position) for ask in self.rescuers]
             if all(answers):
                 self.delete_before(position)
+            else:
+                self._any_hour = any_hour  # whoever asked for it is not forgotten
 
     def _last_ms(self, later: list[Segment]) -> int:
         """The newest entry of a closed file is not newer than the first of a file after it."""

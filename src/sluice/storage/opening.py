@@ -370,6 +370,8 @@ def _import_foreign(store: Store, config: states.ConfigFiles) -> None:
             changes = [change for change in changes if change[2] != known.get(change[1])]
     for body in store.state.bodies(changes, store.state_bytes_max):
         store.stage_state(body)
+        # They hold already: who opens a store looks at its tables before the disk has answered.
+        store.state.apply(body, store.last_ms)
     if changes:
         log_lines.info("took over %d settings from config/", len(changes))
         store.write_staged()

@@ -29,6 +29,15 @@ class Made(NamedTuple):
     topic: str
 
 
+def origin_at(log: CommitLog, position: int) -> int:
+    """The origin of the entry at a position, 0 where it has none; reads the log as it lies."""
+    at = position % log.segment_bytes
+    view = log.segments[position - at].file.view()
+    _, _, sys_flag = _HEAD.unpack_from(view, at)
+    (origin,) = _ORIGIN.unpack_from(view, at + records.origin_place(sys_flag))
+    return int(origin)
+
+
 def made_since(log: CommitLog, position: int) -> Iterator[Made]:
     """All entries from `position` on that have an origin; `position` is where an entry begins.
 

@@ -13,8 +13,9 @@ message.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -22,15 +23,26 @@ from struct import Struct
 from typing import Final
 
 from sluice.errors import RecordDamaged
+from sluice.model import PropertyFilter
 from sluice.protocol import records
 from sluice.storage.commit_log import CommitLog
+from sluice.storage.property_scan import UNIT_BYTES, gather
 from sluice.storage.queue_index import FILLER_SIZE, ColdRead, QueueFiles, QueueIndex, Unit
 
 _HEAD: Final = Struct(">iI4xi4xqq")  # size, magic, queue id, queue offset, position
 _MAGICS: Final = (records.MAGIC_V1, records.MAGIC_V2)
+_BODY_HEAD: Final = Struct(">i24xqi44xi")  # size, position, sys flag, body size: with IPv4 only
+_MISMATCH: Final = "the queue's unit does not match the entry"
+_V6_HOSTS: Final = records.SYS_BORN_V6 | records.SYS_STORE_V6
 SCAN_UNITS_MAX: Final = 800  # units looked at in one read, matching or not: bounds a filter's work
+# The same for filters by properties, which have to look at the entries themselves.
+SCAN_BYTES_MAX: Final = 16 * 1024 * 1024
+SCAN_WORK_MAX: Final = 1 << 26  # steps, each as long as the properties that it looks through
+_FIRST_UNITS: Final = 64  # beyond those wanted: so many are looked at first, then the rest
+_TOGETHER_MIN: Final = 24  # fewer entries are looked at one by one
+_STEP_WORK: Final = 256  # of a step by itself
 
-Accept = Callable[[int], bool]
+Accept = Callable[[int], bool] | PropertyFilter
 
 
 class ReadStatus(Enum):
@@ -140,14 +152,127 @@ class Reader:
         reach = SCAN_UNITS_MAX if accept is not None else min(count_max, SCAN_UNITS_MAX)
         visible = self.visible_units(queue, confirmed)
         stop = min(start + reach, visible)
-        units = queue.iterate(queue.units(start, stop, self._store, wait=False), start)
-        chosen, next_offset, byte_count = _choose(units, offset, count_max, bytes_max, accept)
+        raw = queue.units(start, stop, self._store, wait=False)
+        units = queue.iterate(raw, start)
+        if accept is not None and isinstance(accept, PropertyFilter):
+            assert units, "between the bounds of a queue there is a unit"
+            units = self._within_reach(units, accept.steps)
+            chosen, seen_count, byte_count = self._choose_by_properties(
+                queue, raw, units, count_max, bytes_max, accept
+            )
+            next_offset = units[seen_count - 1][3] + units[seen_count - 1][4]
+            stop = start + seen_count
+        else:
+            chosen, next_offset, byte_count = _choose(units, offset, count_max, bytes_max, accept)
         if not chosen:
             if stop >= visible:
                 next_offset = high  # the offsets up to there were given away, but hold nothing
             return ReadResult(ReadStatus.NO_MATCHED_MESSAGE, next_offset, low, high)
         slices = self._slices(queue, chosen)
         return ReadResult(ReadStatus.FOUND, next_offset, low, high, slices, len(chosen), byte_count)
+
+    def _within_reach(self, units: list[Unit], steps: int) -> list[Unit]:
+        """The first units, as many as one read may look at the entries of; one at least.
+
+        Raises `ColdRead` where they are on the disk.
+        """
+        total_bytes = sum([unit[1] for unit in units])
+        work = steps * (total_bytes + len(units) * _STEP_WORK)
+        # Units of one queue lie in the log in their order, and a filler is longer than any limit.
+        if (
+            total_bytes <= SCAN_BYTES_MAX
+            and work <= SCAN_WORK_MAX
+            and units[0][0] >= self._hot_from()
+        ):
+            return units
+        reach_bytes, work = 0, 0
+        places: list[tuple[int, int]] = []
+        for index, (position, size, *_) in enumerate(units):
+            if size != FILLER_SIZE:
+                reach_bytes += size
+                work += steps * (min(size, records.PROPERTIES_BYTES_MAX) + _STEP_WORK)
+                if places and (reach_bytes > SCAN_BYTES_MAX or work > SCAN_WORK_MAX):
+                    units = units[:index]
+                    break
+                places.append((position, position + size))
+        self._require_memory(places)
+        return units
+
+    def _choose_by_properties(
+        self,
+        queue: QueueIndex,
+        raw: bytes | bytearray,
+        units: list[Unit],
+        count_max: int,
+        bytes_max: int,
+        wanted: PropertyFilter,
+    ) -> tuple[list[Unit], int, int]:
+        """The units to return, how many were looked at, and the bytes of those to return.
+
+        A whole topic may go through here for a few messages, so it does little with the others.
+        """
+        test = wanted.test
+        chosen: list[Unit] = []
+        byte_count, seen_count, part_units = 0, 0, count_max + _FIRST_UNITS
+        while seen_count < len(units):
+            part = slice(seen_count, seen_count + part_units)
+            for index, data in self._framed(queue, raw, units, part, wanted.screen):
+                if test(data):
+                    size = units[index][1]
+                    if chosen and byte_count + size > bytes_max:
+                        return chosen, index, byte_count
+                    chosen.append(units[index])
+                    byte_count += size
+                    if len(chosen) >= count_max:
+                        return chosen, index + 1, byte_count
+            seen_count += part_units
+            part_units = SCAN_UNITS_MAX
+        return chosen, len(units), byte_count
+
+    def _framed(
+        self,
+        queue: QueueIndex,
+        raw: bytes | bytearray,
+        units: list[Unit],
+        part: slice,
+        screen: re.Pattern[bytes] | None,
+    ) -> Iterator[tuple[int, bytes]]:
+        """Numbers and framed properties of a part of the units: of those at least that the screen
+        lets pass.
+        """
+        own = units[part]
+        first, last = own[0][0], own[-1][0]
+        base = first - first % self._log.segment_bytes
+        # Mostly they lie in one file and were written by this process; for few it is not worth it.
+        if (
+            len(own) >= _TOGETHER_MIN
+            and queue.unit_bytes == UNIT_BYTES
+            and self._trusted_from <= first
+            and base <= last < base + self._log.segment_bytes
+        ):
+            own_raw = raw[part.start * UNIT_BYTES : (part.start + len(own)) * UNIT_BYTES]
+            view = self._log.segments[base].file.view()
+            gathered = gather(view, base, own_raw, queue.topic_bytes)
+            if gathered is not None:
+                for index, data in gathered.framed(screen):
+                    yield part.start + index, data
+                return
+        for index, unit in enumerate(own, part.start):
+            if unit[1] != FILLER_SIZE:
+                yield index, self._framed_one(queue, unit)
+
+    def _framed_one(self, queue: QueueIndex, unit: Unit) -> bytes:
+        position, size, _, offset, _ = unit
+        at = position % self._log.segment_bytes
+        view = self._log.segments[position - at].file.view()
+        own_size, own_position, sys_flag, body_bytes = _BODY_HEAD.unpack_from(view, at)
+        if position < self._trusted_from or sys_flag & _V6_HOSTS:
+            return b"\x02%b\x02" % self._check_whole(queue, view, at, position, size, offset)
+        # After the head and the body: the topic with its size, and the size of the properties.
+        start = at + 91 + body_bytes + len(queue.topic_bytes) + (len(queue.topic_bytes) > 127)
+        if own_position != position or own_size != size or not at < start <= at + size:
+            raise self._damaged(position, offset, _MISMATCH)
+        return b"".join((b"\x02", view[start : at + size], b"\x02"))
 
     def _slices(self, queue: QueueIndex, chosen: list[Unit]) -> list[memoryview]:
         log = self._log
@@ -176,13 +301,26 @@ class Reader:
                 continue
             seen = _HEAD.unpack_from(view, at)
             if seen[0] != size or seen[2] != queue_id or seen[3] != offset or seen[4] != position:
-                raise self._damaged(position, offset, "the queue's unit does not match the entry")
+                raise self._damaged(position, offset, _MISMATCH)
         return [log.view(start, stop - start) for start, stop in runs]
+
+    @property
+    def trusted_from(self) -> int:
+        """Entries from here on were written or scanned by this process."""
+        return self._trusted_from
+
+    @property
+    def hot_from(self) -> int:
+        return self._hot_from()
+
+    def _hot_from(self) -> int:
+        """What this process wrote a short while ago is in memory."""
+        return max(self._opened_at, self._log.written - self.hot_bytes)
 
     def _require_memory(self, runs: list[tuple[int, int]]) -> None:
         """Raise `ColdRead` where a part may have to come from the disk."""
         log = self._log
-        hot_from = max(self._opened_at, log.written - self.hot_bytes)
+        hot_from = self._hot_from()
         segment_bytes = log.segment_bytes
         cold = []
         for start, stop in runs:
@@ -201,7 +339,8 @@ class Reader:
 
     def _check_whole(
         self, queue: QueueIndex, view: memoryview, at: int, position: int, size: int, offset: int
-    ) -> None:
+    ) -> bytes:
+        """The properties of an entry whose every checksum holds."""
         try:
             entry = records.summarize(view, at, position)
         except records.BadRecord as error:
@@ -210,7 +349,8 @@ class Reader:
             size, queue.key.queue_id, offset, queue.topic_bytes,
         )  # fmt: skip
         if not same:
-            raise self._damaged(position, offset, "the queue's unit does not match the entry")
+            raise self._damaged(position, offset, _MISMATCH)
+        return entry.properties
 
     def _damaged(self, position: int, offset: int, reason: str) -> RecordDamaged:
         path, at = self._log.path_of(position)
@@ -322,7 +462,11 @@ def _nothing_there(offset: int, low: int, high: int) -> ReadResult:
 
 
 def _choose(
-    units: list[Unit], offset: int, count_max: int, bytes_max: int, accept: Accept | None
+    units: list[Unit],
+    offset: int,
+    count_max: int,
+    bytes_max: int,
+    accept: Callable[[int], bool] | None,
 ) -> tuple[list[Unit], int, int]:
     """The units to return, the offset to go on from, and their bytes."""
     if accept is None and 0 < len(units) <= count_max:

@@ -39,7 +39,16 @@ QUEUE_END_TABLE: Final = "queue_end"
 DELETED_TABLE: Final = "deleted"  # topic -> position in the log
 SETTING_TABLE: Final = "setting"  # settings that were changed while the broker ran, as text
 REQUEST_MODE_TABLE: Final = "request_mode"  # topic -> group -> whether it pulls or pops
+MEMORY_TABLE: Final = "memory"  # "topic@queue" of a topic in memory -> offsets below are used up
+DEDUP_TABLE: Final = "dedup"  # "topic@..." -> business keys whose messages retention has taken
+EXPIRY_TABLE: Final = "expiry"  # topics that have or had messages whose life ends
+POP_TABLE: Final = "pop"  # where the events of pop consumption are read from after a start
+TIMER_TABLE: Final = "timer"  # how far timed messages were delivered
+TRANSACTION_TABLE: Final = "transaction"  # from where on half messages are read at a start
 FORBIDDEN_TABLE: Final = "forbidden"  # group -> topic -> bits of what it may not do
+LOCK_TABLE: Final = "lock"  # topic@group@queue -> the client that reads it in order
+RETRY_TABLE: Final = "retry"  # topic@group@queue -> ranges of offsets that were sent back
+DEAD_TABLE: Final = "dead_letter"  # group@queue -> ranges of dead letters that were sent again
 
 _FILE_BYTES_MAX: Final = 1 << 30
 _MARK: Final = "sluice"
@@ -147,7 +156,7 @@ class StateTables:
     def _forget_topic(self, topic: str) -> None:
         """A topic was deleted: nobody's offset means anything there, and its queues end nowhere."""
         self._change(TOPIC_TABLE, topic, None)
-        for name in (OFFSET_TABLE, QUEUE_END_TABLE):
+        for name in (OFFSET_TABLE, QUEUE_END_TABLE, MEMORY_TABLE, DEDUP_TABLE):
             for key in [k for k in self.tables.get(name, {}) if k.startswith(f"{topic}@")]:
                 self._change(name, key, None)
 

@@ -34,6 +34,7 @@ from sluice.errors import (
 )
 from sluice.model import Message, Placed, QueueKey
 from sluice.protocol import records
+from sluice.protocol.lifetimes import EXPIRES_NAME
 from sluice.storage.admission import check_count, check_topic, with_base
 from sluice.storage.background import Background
 from sluice.storage.checkpoint import Row
@@ -43,15 +44,16 @@ from sluice.storage.commit_log import CommitLog
 from sluice.storage.files import FileLock, Files
 from sluice.storage.flush import Confirmed, Flusher
 from sluice.storage.housekeeping import Housekeeping
-from sluice.storage.indexing import Indexing, entries_with_key, indexed
+from sluice.storage.indexing import Indexing, indexed
 from sluice.storage.key_index import Found
+from sluice.storage.key_queries import QueryDone, query_key
+from sluice.storage.memory_topics import MEMORY_FLOOR, MemoryTopics
 from sluice.storage.offset_commits import OffsetCommits
 from sluice.storage.queue_index import BatchQueueIndex, ColdRead, QueueFiles, QueueIndex
 from sluice.storage.reads import Accept, Reader, ReadResult, ReadStatus
 from sluice.storage.snapshot import DurableMark
 from sluice.storage.state import (
     DELAY_TABLE,
-    DELETED_TABLE,
     FORBIDDEN_TABLE,
     GROUP_TABLE,
     OFFSET_TABLE,
@@ -65,7 +67,6 @@ from sluice.storage.state import (
 from sluice.storage.topic_removal import TopicRemoval
 
 T = TypeVar("T")
-QueryDone = Callable[[list[memoryview] | None, BaseException | None], None]
 
 _OFFSET_MAX: Final = (1 << 63) - 1
 _STATE_BYTES_MAX: Final = 4 << 20
@@ -133,6 +134,7 @@ class Store:
         self._dirty: list[QueueIndex] = []
         self.offsets = OffsetCommits(self)
         self.removal = TopicRemoval(self)
+        self.memory = MemoryTopics(self)
         self.cold_reads = ColdReads(self)
         self.closed = False
         self.released = False  # the directory may be somebody else's now
@@ -218,6 +220,8 @@ class Store:
             raise self._refusal
         queue = self.queues.get((message.topic, message.queue_id))
         if queue is None:
+            if self.memory.holds(message.topic):
+                return self.memory.stage(message, done)
             queue = self.new_queue(message)
         encoder = self._state_encoder if durable else self.encoder
         size = encoder.measure(message, queue.topic_bytes)
@@ -235,6 +239,8 @@ class Store:
         self.require_writable()
         if not messages:
             raise MessageIllegal("an empty batch")
+        if self.memory.holds(messages[0].topic):
+            return self.memory.stage_batch(messages, done)
         queues = [self.queues.get((m.topic, m.queue_id)) or self.new_queue(m) for m in messages]
         measure = self.encoder.measure
         sizes = [
@@ -288,9 +294,9 @@ class Store:
         done: Confirmed | None,
         durable: bool,
     ) -> Placed:
-        store_ms = self.turn_ms()
-        offset = queue.next_offset
         topic = queue.topic_bytes
+        store_ms = self.turn_ms(fresh=topic == records.SCHEDULE_TOPIC)
+        offset = queue.next_offset
         if message.sys_flag & records.SYS_INNER_BATCH:
             message = with_base(message, offset)
             size = self.encoder.measure(message, topic)
@@ -301,7 +307,7 @@ class Store:
         if keys is None:
             properties = message.properties
             keys = records.message_keys(properties) if properties else records.NO_KEYS
-        if topic == records.SCHEDULE_TOPIC:
+        if topic in records.TIMED_TOPICS or EXPIRES_NAME in message.properties:
             code = records.tags_code(topic, message.properties, store_ms, self._delay_levels_ms)
         else:
             code = records.java_hash(keys[2]) if keys[2] else 0
@@ -313,9 +319,10 @@ class Store:
         self.staged.append((queue, unit, message.count, found, position + size, done, durable))
         return _new_tuple(Placed, (position, size, offset, store_ms))
 
-    def turn_ms(self) -> int:
-        """One time for all entries of a turn; it never goes back, the time index relies on it."""
-        if not self.staged:
+    def turn_ms(self, *, fresh: bool = False) -> int:
+        """One time for the entries of a turn, but for delays that are counted from it (`fresh`).
+        It never goes back, the time index relies on it."""
+        if fresh or not self.staged:
             self._turn_ms = self.last_ms = max(self.now_ms(), self.last_ms)
             self.log.newest_ms = self._turn_ms
         return self._turn_ms
@@ -324,6 +331,8 @@ class Store:
         """Write everything staged with one call. Failures reach the `done` callbacks, not the
         caller.
         """
+        if self.memory.unconfirmed:
+            self.memory.end_turn()
         staged = self.staged
         if not staged:
             return
@@ -404,19 +413,21 @@ class Store:
         """
         queue = self.queues.get((topic, queue_id))
         if queue is None:
-            return ReadResult(ReadStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
+            return self.memory.read(topic, queue_id, offset, count_max, bytes_max, accept)
         return self.reader.read(
             queue, offset, self._confirmed, count_max=count_max, bytes_max=bytes_max, accept=accept
         )
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         queue = self.queues.get((topic, queue_id))
-        return queue.start_offset if queue is not None else 0
+        return queue.start_offset if queue else self.memory.min_offset(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The offset after the newest entry that can be read."""
         queue = self.queues.get((topic, queue_id))
-        return self.reader.max_offset(queue, self._confirmed) if queue is not None else 0
+        if queue is None:
+            return self.memory.max_offset(topic, queue_id)
+        return self.reader.max_offset(queue, self._confirmed)
 
     def offset_for_time(
         self, topic: str, queue_id: int, when_ms: int, *, upper: bool = False
@@ -424,14 +435,14 @@ class Store:
         """The offset at a time. May raise `ColdRead`."""
         queue = self.queues.get((topic, queue_id))
         if queue is None:
-            return 0
+            return self.memory.offset_for_time(topic, queue_id, when_ms, upper=upper)
         return self.reader.offset_for_time(queue, self._confirmed, when_ms, upper=upper)
 
     def earliest_ms(self, topic: str, queue_id: int) -> int:
         """When the oldest entry was stored, -1 where there is none. May raise `ColdRead`."""
         queue = self.queues.get((topic, queue_id))
         if queue is None:
-            return -1
+            return self.memory.earliest_ms(topic, queue_id)
         return self.reader.earliest_ms(queue, self._confirmed)
 
     def entry_at(self, position: int) -> memoryview | None:
@@ -439,6 +450,8 @@ class Store:
 
         Raises `RecordDamaged` where one starts that is not what was written; may raise `ColdRead`.
         """
+        if position >= MEMORY_FLOOR:
+            return self.memory.entry_at(position)
         return self.reader.entry(position, self._confirmed)
 
     def call(
@@ -458,23 +471,7 @@ class Store:
         end_ms: int = 1 << 62,
     ) -> None:
         """Entries with a key (or unique key), newest first."""
-        topic_bytes, key_bytes = topic.encode(), key.encode()
-
-        def found(positions: list[int] | None, error: BaseException | None) -> None:
-            if positions is None:
-                done(None, error)
-                return
-            # Entries of a topic that was deleted are not those of a new one of its name.
-            floor = self.table(DELETED_TABLE).get(topic, 0)
-            places = [position for position in positions if position >= floor]
-            self.call(lambda: entries_with_key(places, self.entry_at, topic_bytes, key_bytes), done)
-
-        refusal = self.cold_reads.refusal
-        if refusal is not None:
-            done(None, refusal)
-            return
-        counted = self.cold_reads.counted(found)
-        self.indexing.query(topic_bytes, key_bytes, begin_ms, end_ms, count_max, counted)
+        query_key(self, topic, key, done, count_max, (begin_ms, end_ms))
 
     # ----------------------------------------------------------------------- settings and positions
 
@@ -500,7 +497,8 @@ class Store:
 
         Its name is free at once: what is appended next starts at offset 0.
         """
-        self.removal.delete(topic, done)
+        self.removal.delete(topic, self.memory.deleting(topic, done))
+        self.memory.drop(topic)
 
     @property
     def state_bytes_max(self) -> int:

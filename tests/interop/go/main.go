@@ -1,5 +1,5 @@
 // This program uses Apache's Go client as the Java programs beside it use Apache's Java client:
-// the same options, the same events, one JSON object per line. Its first word is Send or Receive.
+// the same options, the same events, one JSON object per line. Its first word names the program.
 package main
 
 import (
@@ -68,6 +68,22 @@ func main() {
 		options := receiveOptions{}
 		options.read(flag.NewFlagSet("Receive", flag.ExitOnError), os.Args[2:])
 		newReceiver(options).run()
+	case "Delays":
+		options := delayOptions{}
+		options.read(flag.NewFlagSet("Delays", flag.ExitOnError), os.Args[2:])
+		delays(options)
+	case "Transact":
+		options := transactOptions{}
+		options.read(flag.NewFlagSet("Transact", flag.ExitOnError), os.Args[2:])
+		newTransactor(options).run()
+	case "Orders", "Failing":
+		options := orderOptions{}
+		options.read(flag.NewFlagSet(os.Args[1], flag.ExitOnError), os.Args[2:])
+		if os.Args[1] == "Orders" {
+			orders(options)
+		} else {
+			failing(options)
+		}
 	default:
 		say("error", event{"reason": "no program " + os.Args[1]})
 		os.Exit(2)

@@ -205,7 +205,11 @@ func (r *receiver) all(number int, group, tags string) {
 	check(client.Shutdown())
 }
 
+// selector reads tags, or after the word sql a filter of that kind.
 func selector(tags string) consumer.MessageSelector {
+	if expression, isSQL := strings.CutPrefix(tags, "sql "); isSQL {
+		return consumer.MessageSelector{Type: consumer.SQL92, Expression: expression}
+	}
 	return consumer.MessageSelector{Type: consumer.TAG, Expression: tags}
 }
 

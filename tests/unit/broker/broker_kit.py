@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from sluice.broker.server import Broker
+from sluice.clock import wall_ms
 from sluice.config import BrokerConfig, StoreConfig
 from sluice.link import RemotingLink
 from sluice.protocol import lenient_json
@@ -140,6 +141,17 @@ class Rig:
         )
         return answer.ext
 
+    async def refused_send(self, topic: str, **properties: str) -> tuple[int, str]:
+        """Code and remark of a send that must not succeed."""
+        return await self.refused(
+            Request.SEND_MESSAGE_V2, send_fields(topic, 0, **properties), b"x"
+        )
+
+    async def refused_topic(self, name: str, **changes: object) -> tuple[int, str]:
+        """Code and remark of a topic that must not be made."""
+        fields = topic_fields(name, **changes)  # type: ignore[arg-type]
+        return await self.refused(Request.UPDATE_AND_CREATE_TOPIC, fields)
+
     async def pull(
         self,
         topic: str,
@@ -194,9 +206,11 @@ async def running(**changes: Any) -> AsyncIterator[Rig]:
     """A broker that is stopped in order at the end."""
     files = changes.pop("files", None)
     pinned = changes.pop("pinned", ())
+    now_ms = changes.pop("now_ms", wall_ms)
     broker = Broker(
         broker_config(**changes),
         files=files if files is not None else MemoryFiles(),
+        now_ms=now_ms,
         pinned=pinned,
     )
     await broker.start()

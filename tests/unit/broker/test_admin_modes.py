@@ -56,7 +56,7 @@ async def assigned(rig: Rig, **changes: str) -> list[tuple[str, int]] | None:
     if "messageQueueAssignments" not in found:
         return None
     rows: list[dict[str, Any]] = found["messageQueueAssignments"]
-    assert {row["mode"] for row in rows} <= {"PULL"}
+    assert len({row["mode"] for row in rows}) <= 1
     return [(row["messageQueue"]["brokerName"], row["messageQueue"]["queueId"]) for row in rows]
 
 
@@ -113,6 +113,29 @@ def mode(**changes: object) -> bytes:
     return orjson.dumps({**members, **changes})
 
 
+def test_members_of_a_group_that_pops_share_queues() -> None:
+    async def work() -> None:
+        async with running() as rig:
+            await rig.make_topic("orders", 3)
+            await rig.join("readers", {"orders": "*"})
+            await rig.done(Request.SET_MESSAGE_REQUEST_MODE, body=mode(mode="POP"))
+            found = await rig.json(Request.QUERY_ASSIGNMENT, body=query())
+            (row,) = found["messageQueueAssignments"]
+            assert (row["mode"], row["messageQueue"]["queueId"]) == ("POP", -1)
+            for number in (2, 3):
+                link = await rig.connect()
+                name = f"client-{number}"
+                await rig.join("readers", {"orders": "*"}, client_id=name, link=link)
+            body = mode(mode="POP", popShareQueueNum=1)
+            await rig.done(Request.SET_MESSAGE_REQUEST_MODE, body=body)
+            assert await assigned(rig) == [(BROKER, 0), (BROKER, 1)]
+            assert await assigned(rig, clientId="client-3") == [(BROKER, 2), (BROKER, 0)]
+            await rig.done(Request.SET_MESSAGE_REQUEST_MODE, body=mode())
+            assert await assigned(rig) == [(BROKER, 0)]
+
+    run_once(work())
+
+
 def test_modes_are_kept() -> None:
     files = MemoryFiles()
 
@@ -141,8 +164,7 @@ BAD_MODES: list[tuple[dict[str, object], int, str]] = [
     ({"topic": "%RETRY%readers"}, 16, "retry topic is not allowed to set mode"),
     ({"topic": "none"}, 17, "topic[none] not exist"),
     ({"consumerGroup": "none"}, 26, "subscription group does not exist"),
-    ({"mode": "POP"}, 1, "POP consumption is not in this version; groups pull"),
-    ({"mode": "PUSH"}, 29, "mode 'PUSH'; allowed: PULL"),
+    ({"mode": "PUSH"}, 29, "mode 'PUSH'; allowed: PULL, POP"),
     ({"popShareQueueNum": 1 << 40}, 1, "popShareQueueNum does not fit into 32 bits"),
 ]
 

@@ -152,12 +152,36 @@ def test_queues_are_locked_for_one_client() -> None:
     async def work() -> None:
         async with running() as rig:
             await rig.make_topic("orders")
+            for client_id in ("one", "two"):
+                await rig.join("readers", {"orders": "*"}, client_id=client_id)
             assert await locked(rig, "one") == [0, 1]
             assert await locked(rig, "two") == []
             request = bodies.LockRequest("one", "readers", queues[:1])
             await rig.done(Request.UNLOCK_BATCH_MQ, body=bodies.write_lock_request(request))
             assert await locked(rig, "two") == [0]
             assert await locked(rig, "one") == [1]
+
+    run_once(work())
+
+
+def test_a_stranger_gets_no_lock() -> None:
+    queue = MessageQueue("orders", BROKER, 0)
+
+    async def work() -> None:
+        async with running() as rig:
+            await rig.make_topic("orders")
+            await rig.join("readers", {"orders": "*"}, client_id="one")
+            for client_id, group in (("stranger", "readers"), ("one", "others")):
+                request = bodies.LockRequest(client_id, group, (queue,))
+                code, remark = await rig.refused(
+                    Request.LOCK_BATCH_MQ, body=bodies.write_lock_request(request)
+                )
+                assert code == Response.SUBSCRIPTION_NOT_EXIST
+                assert f"{client_id} is no member of group {group}" in remark
+            request = bodies.LockRequest("one", "readers", (queue,))
+            lock = bodies.write_lock_request(request)
+            answer = await rig.done(Request.LOCK_BATCH_MQ, body=lock)
+            assert bodies.read_locked_queues(answer.body) == (queue,)
 
     run_once(work())
 

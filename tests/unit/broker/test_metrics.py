@@ -23,6 +23,7 @@ from tests.unit.broker.broker_kit import (
     running,
     send_fields,
 )
+from tests.unit.broker.test_pop_api import pop_fields, ticket
 from tests.unit.loops import run_once, until
 from tests.unit.prometheus_text import Read, read_page
 
@@ -282,11 +283,40 @@ def test_every_metric_is_on_a_page_and_no_other() -> None:
             await rig.send("orders")
             await rig.pull("orders", 0)
             await rig.commit("readers", "orders", 0)
+            await rig.done(Request.POP_MESSAGE, pop_fields())
             await rig.refused(Request.SEND_MESSAGE_V2, send_fields("missing"), b"x")
             rig.broker.listener.refused["connections_max"] += 1
+            core = rig.broker.core
+            for counts in (
+                *(core.dedup.suppressed, core.expiry.passed_over),
+                *(core.store.memory.dropped, core.store.memory.refused),
+            ):
+                counts["orders"] += 1
             read = await page_of(rig)
             assert read.kinds == {metric.name: metric.kind for metric in METRICS}
             assert read.helps == {metric.name: metric.help for metric in METRICS}
+
+    run_once(work())
+
+
+def test_popped_messages_are_counted() -> None:
+    async def work() -> None:
+        async with running() as rig:
+            await rig.make_topic("orders")
+            for _ in range(3):
+                await rig.send("orders")
+            answer = await rig.done(Request.POP_MESSAGE, pop_fields())
+            await rig.done(Request.ACK_MESSAGE, ticket(answer))
+            changed = {**ticket(answer, 1), "invisibleTime": 0}
+            await rig.done(Request.CHANGE_MESSAGE_INVISIBLETIME, changed)
+            await until(lambda: rig.broker.core.pops.reviving.revived == 1)
+            read = await page_of(rig)
+            assert read.value("sluice_popped_messages_total") == 3
+            assert read.value("sluice_pop_acknowledged_messages_total") == 1
+            assert read.value("sluice_pop_changed_messages_total") == 1
+            assert read.value("sluice_pop_revived_messages_total", result="retry") == 1
+            names = {"topic": "orders", "group": "readers"}
+            assert read.value("sluice_pop_inflight_messages", **names) == 1
 
     run_once(work())
 

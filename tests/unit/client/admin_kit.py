@@ -27,7 +27,7 @@ from sluice.protocol.json_members import MessageQueue, queue_keys
 from sluice.protocol.remoting import RemotingCommand
 from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.storage.memory_files import MemoryFiles
-from tests.unit.broker.broker_kit import BROKER, CLUSTER, broker_config
+from tests.unit.broker.broker_kit import BROKER, CLUSTER, broker_config, send_fields
 
 WAIT_SECONDS = 60.0
 T = TypeVar("T")
@@ -124,6 +124,21 @@ class Site:
         place = ("-b", BROKER, "-i", str(queue_id))
         return self.json("sendMessage", "-t", topic, "-p", body, *place, *more)
 
+    def begin(self, topic: str, group: str, unique_key: str) -> dict[str, str]:
+        """A producer begins a transaction; the fields of the answer."""
+
+        async def ask() -> dict[str, str]:
+            link = await RemotingLink.open(self.broker.address)
+            properties = {"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": unique_key}
+            fields = {**send_fields(topic, 0, **properties), "f": 4}
+            ext = {name: str(value) for name, value in fields.items()}
+            answer = await link.request(Request.SEND_MESSAGE_V2, ext, b"body")
+            assert answer.code == 0, answer.remark
+            await link.close()
+            return answer.ext
+
+        return self.call(ask())
+
     # ------------------------------------------------------------------------------------ consumers
 
     def join(
@@ -184,6 +199,19 @@ class Site:
         link = self.call(connect())
         self._links.append(link)
         return link
+
+    def give_up(self, group: str, position: int) -> None:
+        """A consumer of the group makes a dead letter of the message at a position of the log."""
+
+        async def send_back() -> None:
+            link = await RemotingLink.open(self.broker.address)
+            fields = {"group": group, "offset": str(position), "delayLevel": "-1"}
+            answer = await link.request(Request.CONSUMER_SEND_MSG_BACK, fields)
+            assert answer.code == 0, answer.remark
+            await link.close()
+            await self.broker.registrar.registered()
+
+        self.call(send_back())
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """A consumer's progress."""

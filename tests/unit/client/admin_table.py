@@ -49,6 +49,9 @@ _END = """
   each other; `consumerStatus`, `consumerConnection` and `consumerProgress` say so too.
   `consumerStatus` and `subscriptions` ask the consumers themselves, so they find it with Apache's
   brokers as well; the other two show what Sluice's broker has heard.
+* `deadLetters` and `resendDeadLetters` are not mqadmin's, and only Sluice's brokers serve them.
+* `delayed` and `transactions` neither. `resumeCheckHalfMessage` is a request of mqadmin's library,
+  which has no command for it.
 * Nothing is written to files: bodies and what consumers say of themselves are printed.
 * A value that is neither `true` nor `false`, or a number out of its limits, is refused instead of
   taken for `false` or 0.

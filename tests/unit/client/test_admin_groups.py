@@ -50,6 +50,20 @@ def test_update_group_has_the_defaults_of_mqadmin(site: Site) -> None:
     )
 
 
+def test_how_a_group_reads_a_topic(site: Site) -> None:
+    site.ok("updateSubGroup", "-c", CLUSTER, "-g", "popping")
+    words = ("setConsumeMode", "-c", CLUSTER, "-t", "orders", "-g", "popping")
+    document = site.json(*words, "-m", "POP", "-q", "2")
+    assert document["brokers"] == [{"brokerAddr": site.broker.address, "result": "SUCCESS"}]
+    stored = site.broker.store.table("request_mode")["orders"]["popping"]
+    assert (stored["mode"], stored["popShareQueueNum"]) == ("POP", 2)
+    rows = site.lines(*words, "-m", "PULL")
+    assert rows[1:] == [f"popping orders PULL {site.broker.address} done"]
+    assert "neither PULL nor POP" in site.wrong(*words, "-m", "PUSH")
+    said = site.refused("setConsumeMode", "-c", CLUSTER, "-t", "orders", "-g", "none", "-m", "POP")
+    assert "subscription group does not exist" in said
+
+
 def test_a_group_that_the_broker_refuses(site: Site) -> None:
     said = site.refused("updateSubGroup", "-c", CLUSTER, "-g", "a b")
     assert "contains illegal characters" in said

@@ -151,11 +151,14 @@ def test_every_example_works() -> None:
     with cluster() as site:
         prepare(site)
         sent = site.send("orders", "hello", 0, "-k", "order-500")
+        site.give_up("billing", int(sent["offsetMsgId"][16:], 16))
+        begun = site.begin("orders", "shop", "U1")
         last = ("deleteKvConfig", "deleteSubGroup", "deleteTopic")
         names = sorted(COMMANDS, key=lambda name: (name in last, name == "updateTopicPerm", name))
         for name in names:
             line = COMMANDS[name].example
             line = line.replace("7F00000100002A9F0000000000000B62", sent["offsetMsgId"])
+            line = line.replace("7F00000100002A9F0000000000000E4A", begun["msgId"])
             line = line.replace("AC1100020000000000000B2F0A8D0001", sent["msgId"])
             line = line.replace("127.0.0.1:10911", site.broker.address)
             line = line.replace("-o 12", f"-o {sent['queueOffset']}")

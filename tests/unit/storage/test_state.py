@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.errors import MessageIllegal, SluiceError
+from sluice.storage.background import Steps
 from sluice.storage.memory_files import KeepNothing, MemoryFiles
 from sluice.storage.state import (
     GROUP_TABLE,
@@ -301,3 +302,20 @@ def test_more_settings_than_one_entry_holds() -> None:
     for path in [*disk.paths(CONFIG), *disk.paths("/store/sluice")]:
         disk.files.remove(path)
     assert disk.open().table("own") == expected
+
+
+def test_what_somebody_else_wrote_holds_before_the_disk_has_answered() -> None:
+    disk = Disk()
+    store = disk.open()
+    store.commit_offset("g", "t", 0, 5)
+    disk.close()
+    content = json.loads(disk.files.read(f"{CONFIG}/consumerOffset.json", 1 << 20))
+    del content["sluice"]
+    content["offsetTable"] = {"t@g": {"0": 9}, "t@h": {"0": 1}}
+    disk.files.replace(f"{CONFIG}/consumerOffset.json", json.dumps(content).encode())
+    steps = disk.background = Steps()
+    store = disk.open()
+    assert store.table(OFFSET_TABLE) == {"t@g": {"0": 9}, "t@h": {"0": 1}}
+    steps.run_all()
+    assert store.table(OFFSET_TABLE) == {"t@g": {"0": 9}, "t@h": {"0": 1}}
+    disk.close()

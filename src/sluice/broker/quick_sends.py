@@ -1,0 +1,223 @@
+"""This module serves sends and batches of the usual form straight from the bytes of their frames.
+
+Sends are what a broker does most. One with a binary header, to a topic that asks for nothing
+special, with properties that ask for nothing either, is not made into a command: its parts are
+used as the bytes they are, and what its producer repeats with every message is looked up at once
+(a lane, see `storage/lanes.py`). Frames that came together are answered together, when all of them
+are safe. Whatever is unusual is left to the plain way (`send_api.py`), which does the same, slower.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from sluice.broker.core import BrokerCore
+from sluice.broker.sending import Sending, is_special
+from sluice.broker.topics import RETRY_PREFIX, TopicSettings
+from sluice.config import BrokerConfig
+from sluice.errors import SluiceError
+from sluice.net import Connection
+from sluice.protocol import records, remoting
+from sluice.protocol.framing import Frame
+from sluice.protocol.remoting import BINARY
+from sluice.protocol.remoting_fast import (
+    QUICK_BYTES_MIN,
+    SendHead,
+    quick_send,
+    quick_send_answer,
+    send_answer,
+)
+from sluice.storage.lanes import Lane, tell
+
+if TYPE_CHECKING:
+    from sluice.broker.remoting_api import RemotingApi
+
+Keys = tuple[bytes, bytes, bytes]
+# A send that waits for its group: frame, opaque, lane, its place there, keys.
+_Waiting = tuple[bytes, int, Lane, tuple[int, int, int], Keys]
+
+_LANES_MAX: Final = 4096
+_SEND: Final = b"\x016"  # 310, as a binary header begins
+_BATCH: Final = b"\x01@"  # 320
+_UNIQUE_BYTES_MAX: Final = 127  # of a key that fits into a quick answer
+
+
+class _WaitingBatch(NamedTuple):
+    frame: bytes
+    opaque: int
+    lane: Lane
+    positions: list[int]
+    byte_count: int
+    queue_offset: int
+    keys: list[Keys]
+
+
+class QuickSends:
+    """The usual sends of all connections of one broker."""
+
+    def __init__(self, core: BrokerCore, api: RemotingApi, sending: Sending) -> None:
+        self._core = core
+        self._api = api
+        self._sending = sending
+        self._host_hex = core.store.encoder.store_host.hex().upper().encode()
+        self._id_text = self._host_hex.decode() + "%016X,"
+        self._lanes: dict[SendHead, tuple[Lane, TopicSettings, BrokerConfig]] = {}
+        self._group: list[_Waiting] = []
+        self._batches: list[_WaitingBatch] = []
+
+    def serve(self, connection: Connection, frame: Frame) -> bool:
+        """Serve a frame if it is a send of the usual form; False: it is served the plain way.
+
+        Its answer waits for `end_group`.
+        """
+        code = frame[4:6]
+        if code != _SEND:
+            return code == _BATCH and self._serve_batch(connection, frame)
+        if len(frame) < QUICK_BYTES_MIN or type(frame) is not bytes:
+            return False
+        request = quick_send(frame)
+        if request is None:
+            return False
+        opaque, head, born_ms, properties, reconsume_times, body = request
+        keys = records.message_keys(properties)
+        if not 0 < len(keys[0]) <= _UNIQUE_BYTES_MAX or reconsume_times or is_special(properties):
+            return False
+        core = self._core
+        host = host_of(connection)
+        try:
+            lane = self._lane(head, host)
+            if lane is None:
+                return False
+            if core.store.log.end > core.admission.free_end:
+                core.admission.admit(host, len(body))
+            place = lane.place(body, self._sending.completed(properties), keys, born_ms, host)
+        except Exception as error:
+            self._api.failed(connection, remoting.decode(frame), error)
+            return True
+        self._group.append((frame, opaque, lane, place, keys))
+        return True
+
+    def _serve_batch(self, connection: Connection, frame: Frame) -> bool:
+        if len(frame) < QUICK_BYTES_MIN or type(frame) is not bytes:
+            return False
+        request = quick_send(frame)
+        if request is None:
+            return False
+        opaque, head, born_ms, _, _, body = request
+        core = self._core
+        host = host_of(connection)
+        try:
+            lane = self._lane(head, host)
+            if lane is None:
+                return False
+            if core.store.log.end > core.admission.free_end:
+                core.admission.admit(host, len(body))
+            placed = lane.place_batch(body, born_ms, host, is_special)
+        except Exception as error:
+            self._api.failed(connection, remoting.decode(frame), error)
+            return True
+        if placed is None:
+            return False
+        self._batches.append(_WaitingBatch(frame, opaque, lane, *placed))
+        return True
+
+    def _lane(self, head: SendHead, host: bytes) -> Lane | None:
+        """The lane of sends with this head; None where they need a look at each."""
+        core = self._core
+        known = self._lanes.get(head)
+        if known is not None:
+            lane, settings, config = known
+            if (
+                settings is core.topics.get(head.topic)
+                and config is core.config
+                and lane.is_current
+                and len(host) == Lane.HOST_BYTES
+            ):
+                return lane
+        sending = self._sending
+        settings = sending.topic_for(head.topic, head.default_topic, head.default_queue_count)
+        queue_id = sending.queue_for(settings, head.queue_id)
+        if (
+            settings.attributes
+            or head.topic.startswith(RETRY_PREFIX)
+            or not Lane.fits(core.store, head.topic, queue_id, head.sys_flag, host)
+        ):
+            return None
+        if len(self._lanes) >= _LANES_MAX:
+            self._lanes.clear()
+        lane = Lane(core.store, head.topic, queue_id, head.sys_flag)
+        self._lanes[head] = (lane, settings, core.config)
+        return lane
+
+    # ---------------------------------------------------------------------------------- the answers
+
+    def end_group(self, connection: Connection) -> None:
+        """The frames that came together are served: their answers go out when all are safe."""
+        group, batches = self._group, self._batches
+        if not group and not batches:
+            return
+        self._group, self._batches = [], []
+        core = self._core
+        core.ask_turn()
+        self._count(group, batches)
+        others = len(group) + len(batches) - 1
+        core.admission.grouped_count += others
+
+        def sent(error: SluiceError | None) -> None:
+            core.admission.grouped_count -= others
+            if error is not None:
+                frames = [waiting[0] for waiting in group] + [batch.frame for batch in batches]
+                for command in map(remoting.decode, frames):
+                    self._api.failed(connection, command, error)
+                return
+            host_hex = self._host_hex
+            answers = [
+                quick_send_answer(opaque, host_hex, place[0], lane.queue_id, place[2], keys[0])
+                for _, opaque, lane, place, keys in group
+            ]
+            answers += map(self._batch_answer, batches)
+            connection.send(b"".join(answers))
+            if core.polls.is_awaited:
+                for _, _, lane, _, keys in group:
+                    self._arrived(lane, keys)
+                for batch in batches:
+                    for keys in batch.keys:
+                        self._arrived(batch.lane, keys)
+
+        tell(core.store, sent)
+
+    def _count(self, group: list[_Waiting], batches: list[_WaitingBatch]) -> None:
+        stored = self._core.stats.stored
+        sums: dict[str, list[int]] = {}
+        for _, _, lane, place, _ in group:
+            counts = sums.setdefault(lane.topic, [0, 0])
+            counts[0] += 1
+            counts[1] += place[1]
+        for topic, (count, byte_count) in sums.items():
+            stored(topic, count, byte_count, calls=count)
+        for batch in batches:
+            stored(batch.lane.topic, len(batch.positions), batch.byte_count)
+
+    def _batch_answer(self, batch: _WaitingBatch) -> bytes:
+        positions = batch.positions
+        return send_answer(
+            BINARY,
+            batch.opaque,
+            (self._id_text * len(positions) % tuple(positions))[:-1],
+            batch.lane.queue_id,
+            batch.queue_offset,
+            batch.keys[0][0].decode("utf-8", "replace"),
+        )
+
+    def _arrived(self, lane: Lane, keys: Keys) -> None:
+        """A message can be read now: whoever waits for it is asked again."""
+        code = records.java_hash(keys[2]) if keys[2] else 0
+        self._core.polls.arrived((lane.topic, lane.queue_id), code)
+
+
+def host_of(connection: Connection) -> bytes:
+    """The address of a connection's peer, as messages carry it."""
+    host = connection.attributes.get("host")
+    if type(host) is not bytes:
+        host = connection.attributes["host"] = connection.packed_peer()
+    return host

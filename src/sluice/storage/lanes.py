@@ -1,0 +1,204 @@
+"""This module stages single messages of one kind to one queue, as fast as a single one can be.
+
+It does what `Store.stage` does for messages that have topic, queue and flags in common, and gives
+the same bytes: a test holds the two together. What is the same in all of them is looked up once.
+A lane holds as long as its queue and the store's encoder do (`is_current`). Everything it changes
+belongs to the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from isal.isal_zlib import crc32
+
+from sluice.errors import SluiceError
+from sluice.model import Message
+from sluice.protocol import records
+from sluice.protocol.record_runs import BatchShape, encode_batch
+from sluice.storage.flush import Confirmed
+from sluice.storage.indexing import indexed
+from sluice.storage.key_index import Found
+from sluice.storage.queue_index import SIMPLE_UNIT, QueueIndex
+
+if TYPE_CHECKING:
+    from sluice.storage.store import Store
+
+Keys = tuple[bytes, bytes, bytes]
+
+_MASK_31: Final = 0x7FFFFFFF
+
+
+class Lane:
+    """Where messages of one topic, queue and flags go."""
+
+    HOST_BYTES: Final = 8  # of a producer's address: IPv4 and a port
+
+    __slots__ = (
+        *(
+            "_batch_shape",
+            "_encoder",
+            "_indexed",
+            "_key",
+            "_magic",
+            "_pack",
+            "_queue",
+            "_rest_bytes",
+            "_store",
+        ),
+        *("_sys_flag", "_topic", "_topic_field", "queue_id", "topic"),
+    )
+
+    def __init__(self, store: Store, topic: str, queue_id: int, sys_flag: int) -> None:
+        self._store = store
+        self.topic = topic
+        self.queue_id = queue_id
+        self._key = (topic, queue_id)
+        self._queue = store.queue(topic, queue_id)
+        self._encoder = store.encoder
+        self._topic = self._queue.topic_bytes
+        shape, self._magic, self._topic_field, self._sys_flag = store.encoder.shape(
+            self._topic, sys_flag, bytes(self.HOST_BYTES)
+        )
+        self._pack = shape.pack
+        empty = Message(topic, queue_id, b"", b"", 0, sys_flag, 0, bytes(self.HOST_BYTES))
+        self._rest_bytes = store.encoder.measure(empty, self._topic)
+        self._indexed = indexed(sys_flag)
+        encoder = store.encoder
+        self._batch_shape = BatchShape(
+            *(self._magic, self._topic_field, self._sys_flag, queue_id),
+            *(self._rest_bytes, encoder.body_bytes_max, encoder.properties_bytes_max),
+            *(encoder.entry_bytes_max, encoder.store_host),
+        )
+
+    @staticmethod
+    def fits(store: Store, topic: str, queue_id: int, sys_flag: int, born_host: bytes) -> bool:
+        """Whether messages of this kind can take a lane; the others are staged the plain way."""
+        queue = store.queues.get((topic, queue_id))
+        return (
+            queue is not None
+            and queue.kind == QueueIndex.kind
+            and queue.topic_bytes != records.SCHEDULE_TOPIC
+            and not sys_flag & (records.SYS_INNER_BATCH | records.SYS_TX_MASK)
+            and store.encoder.crc_bytes != 0
+            and len(born_host) == Lane.HOST_BYTES
+        )
+
+    @property
+    def is_current(self) -> bool:
+        store = self._store
+        return store.queues.get(self._key) is self._queue and store.encoder is self._encoder
+
+    def place(
+        self,
+        body: bytes,
+        properties: bytes,
+        keys: Keys,
+        born_ms: int,
+        born_host: bytes,
+    ) -> tuple[int, int, int]:
+        """Give a message its place; nobody is told when it is confirmed, see `tell`.
+
+        `properties` end with their separator. Returns position, size and queue offset.
+        """
+        store, encoder, queue = self._store, self._encoder, self._queue
+        body_bytes, properties_bytes = len(body), len(properties)
+        size = self._rest_bytes + body_bytes + properties_bytes
+        if (
+            body_bytes > encoder.body_bytes_max
+            or properties_bytes > encoder.properties_bytes_max
+            or size > encoder.entry_bytes_max
+        ):
+            # It is refused there, in words.
+            self._measure(body, properties, born_ms, born_host)
+        store.require_writable()
+        store_ms = store.turn_ms()
+        log = store.log
+        position = log.position_for(size)
+        offset = queue.next_offset
+        head = self._pack(
+            size,
+            self._magic,
+            crc32(body) & _MASK_31,
+            self.queue_id,
+            0,
+            offset,
+            position,
+            self._sys_flag,
+            born_ms,
+            born_host,
+            store_ms,
+            encoder.store_host,
+            0,
+            0,
+            body_bytes,
+        )
+        properties_size = (properties_bytes + encoder.crc_bytes).to_bytes(2, "big")
+        entry = b"".join((head, body, self._topic_field, properties_size, properties))
+        log.stage(entry + records.crc_property(crc32(entry)))
+        code = records.java_hash(keys[2]) if keys[2] else 0
+        queue.next_offset = offset + 1
+        found: tuple[Found, ...] = ()
+        if self._indexed:
+            found = ((self._topic, keys, position, store_ms),)
+        unit = SIMPLE_UNIT.pack(position, size, code)
+        store.staged.append((queue, unit, 1, found, position + size, None, False))
+        return position, size, offset
+
+    def place_batch(
+        self, data: bytes, born_ms: int, born_host: bytes, is_special: Callable[[bytes], bool]
+    ) -> tuple[list[int], int, int, list[Keys]] | None:
+        """The same for a producer's batch; None where it has to be looked at more closely.
+
+        `is_special` is asked about the properties of all. Returns the positions, the size of all,
+        the first queue offset and the keys of each.
+        """
+        store, queue, log = self._store, self._queue, self._store.log
+        store.require_writable()
+        store_ms = store.turn_ms()
+        offset, position = queue.next_offset, log.end
+        shape = self._batch_shape
+        middle = shape.middle(born_ms, born_host, store_ms)
+        batch = encode_batch(shape, middle, data, offset, position)
+        if batch is None or is_special(batch.properties):
+            return None
+        size = len(batch.entries)
+        store.require_room(size)
+        if log.position_for(size) != position:  # it begins the next file
+            position = log.end
+            batch = encode_batch(shape, middle, data, offset, position)
+            assert batch is not None, "its place does not decide whether it is usual"
+        log.stage(batch.entries)
+        *positions, end = accumulate(batch.sizes, initial=position)
+        assert end == position + size, "the sizes decided the places"
+        java_hash = records.java_hash
+        codes = [java_hash(tag) if tag else 0 for _, _, tag in batch.keys]
+        units = b"".join(map(SIMPLE_UNIT.pack, positions, batch.sizes, codes))
+        queue.next_offset = offset + len(positions)
+        found: list[Found] = []
+        if self._indexed:
+            topic, keys = self._topic, batch.keys
+            found = [(topic, key, at, store_ms) for key, at in zip(keys, positions, strict=True)]
+        store.staged.append((queue, units, len(positions), found, end, None, False))
+        return positions, size, offset, batch.keys
+
+    def _measure(self, body: bytes, properties: bytes, born_ms: int, born_host: bytes) -> None:
+        self._encoder.measure(
+            Message(self.topic, self.queue_id, body, properties, 0, 0, born_ms, born_host),
+            self._topic,
+        )
+
+
+def tell(store: Store, done: Confirmed) -> None:
+    """Call `done` when everything that is staged by now is confirmed, or has failed."""
+    queue, units, count, found, end, before, durable = store.staged[-1]
+
+    def both(error: SluiceError | None) -> None:
+        assert before is not None
+        before(error)
+        done(error)
+
+    told = done if before is None else both
+    store.staged[-1] = (queue, units, count, found, end, told, durable)

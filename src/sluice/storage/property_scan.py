@@ -1,0 +1,96 @@
+"""This module gathers the properties of many entries at once, for filters that look at them.
+
+A filter that few messages pass looks at very many, and most of what one costs is the looking. Here
+all is done in few steps, of which each works on all entries: their heads are compared with the
+queue's units, column by column, and their properties are joined to one text, which a pattern can
+search from end to end.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.protocol import records
+
+Numbers = npt.NDArray[np.int64]
+
+_UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
+UNIT_BYTES: Final = _UNIT.itemsize
+# Where an entry with IPv4 hosts has its size, its position, its flags and the size of its body.
+_SIZE: Final = (0, ">i4")
+_POSITION: Final = (28, ">i8")
+_FLAGS: Final = (36, ">i4")
+_BODY_SIZE: Final = (84, ">i4")
+_HEAD_BYTES: Final = 88
+_V6_HOSTS: Final = records.SYS_BORN_V6 | records.SYS_STORE_V6
+
+
+class Gathered:
+    """The properties of entries: 0x02, those of the first, 0x02, those of the second, ... 0x02."""
+
+    def __init__(self, text: bytes, sizes: Numbers) -> None:
+        self._text = text
+        self._sizes = sizes
+
+    def framed(self, screen: re.Pattern[bytes] | None) -> Iterator[tuple[int, bytes]]:
+        """Numbers and framed properties of the entries that the screen lets pass."""
+        text = self._text
+        match = None
+        if screen is not None:
+            match = screen.search(text)
+            if match is None:
+                return
+        # Where the separator behind each of them is; the one before it belongs to it too.
+        ends = np.cumsum(self._sizes + 1).tolist()
+        if screen is None:
+            start = 0
+            for index, end in enumerate(ends):
+                yield index, text[start : end + 1]
+                start = end
+            return
+        while match is not None:
+            index = bisect_right(ends, match.start())
+            yield index, text[ends[index - 1] if index else 0 : ends[index] + 1]
+            match = screen.search(text, ends[index])
+
+
+def gather(view: memoryview, base: int, units: bytes | bytearray, topic: bytes) -> Gathered | None:
+    """Of the entries of a queue that lie in the file that begins at `base`, by its raw units.
+
+    None where one is not what its unit says, or has IPv6 hosts, whose properties begin elsewhere.
+    That an entry is of this queue is looked at when it is returned.
+    """
+    rows = np.frombuffer(units, _UNIT)
+    ats = rows["position"] - base
+    last_at = len(view) - _HEAD_BYTES
+    if ats.min() < 0 or ats.max() > last_at:
+        return None
+
+    def column(where: tuple[int, str]) -> Numbers:
+        """A field of all heads: of the file as if every byte began an entry, those that do."""
+        offset, kind = where
+        every: npt.NDArray[Any] = np.ndarray((last_at + 1,), kind, view, offset, (1,))
+        chosen: Numbers = every[ats].astype(np.int64)
+        return chosen
+
+    sizes, body_sizes = column(_SIZE), column(_BODY_SIZE)
+    # After the head and the body: the topic with its size, and the size of the properties.
+    starts = ats + body_sizes + (91 + len(topic) + (len(topic) > 127))
+    ends = ats + sizes
+    if (
+        (sizes != rows["size"]).any()
+        or (column(_POSITION) != rows["position"]).any()
+        or (column(_FLAGS) & _V6_HOSTS).any()
+        or body_sizes.min() < 0
+        or (starts > ends).any()
+    ):
+        return None
+    places = zip(starts.tolist(), ends.tolist(), strict=True)
+    text = b"\x02".join([b"", *[view[start:end] for start, end in places], b""])
+    return Gathered(text, ends - starts)

@@ -1,0 +1,149 @@
+"""Apache's Java client pops from Sluice: queues that are shared, messages that fail and come again,
+consumers that are killed, a broker that is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from peers.programs import RunningProgram
+from sluice.link import RemotingLink
+from sluice.protocol.remoting_codes import RequestCode as Request
+from tests.interop.clients import STOP_TIMEOUT_S, Event, JavaClients, kind
+from tests.interop.sluice_process import SluiceProcess, make_topic
+from tests.interop.watching import wait_until
+from tests.unit.client.admin_kit import sluice as run_sluice
+
+WAIT_S = 90.0
+FIRST_WAIT_MS = 10_000  # after the first failure, as the client asks for it
+
+
+@pytest.fixture
+def sluice(tmp_path: Path) -> Iterator[SluiceProcess]:
+    with SluiceProcess(tmp_path / "sluice") as process:
+        yield process
+
+
+def ask(
+    sluice: SluiceProcess, code: int, ext: Mapping[str, object] | None = None, body: bytes = b""
+) -> dict[str, str]:
+    """One request to the broker that has to succeed."""
+
+    async def asked() -> dict[str, str]:
+        link = await RemotingLink.open(sluice.broker_address)
+        fields = {name: str(value) for name, value in (ext or {}).items()}
+        answer = await link.request(code, fields, body, timeout_seconds=30)
+        await link.close()
+        assert answer.code == 0, answer.remark
+        return dict(answer.ext)
+
+    return asyncio.run(asked())
+
+
+def pops(sluice: SluiceProcess, topic: str, group: str) -> None:
+    """From now on the group pops the topic."""
+    body = orjson.dumps({"groupName": group})
+    ask(sluice, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+    mode = {"consumerGroup": group, "mode": "POP", "popShareQueueNum": 0, "topic": topic}
+    ask(sluice, Request.SET_MESSAGE_REQUEST_MODE, body=orjson.dumps(mode))
+
+
+def words(sluice: SluiceProcess, readers: Sequence[str], sends: Sequence[str] = ()) -> list[str]:
+    return [
+        *("--namesrv", sluice.nameserver_address),
+        *(word for reader in readers for word in ("--reader", reader)),
+        *(word for send in sends for word in ("--send", send)),
+    ]
+
+
+def progress(sluice: SluiceProcess, group: str) -> dict[str, Any]:
+    """What `sluice admin consumerProgress` shows of a group."""
+    done = run_sluice(
+        *("admin", "consumerProgress", "-g", group, "-n", sluice.nameserver_address, "--json")
+    )
+    assert done.status == 0, done
+    shown: dict[str, Any] = json.loads(done.out)
+    return shown
+
+
+def until_left(sluice: SluiceProcess, group: str, count: int) -> None:
+    """Wait until the group has acknowledged all but so many, which consumers have."""
+
+    def is_left() -> bool:
+        shown = progress(sluice, group)
+        return bool(shown["diffTotal"] == shown["inflightTotal"] == count)
+
+    wait_until(is_left, lambda: str(progress(sluice, group)), WAIT_S)
+
+
+def of_group(events: Sequence[Event], group: str) -> list[Event]:
+    return [event for event in kind(events, "received") if event["group"] == group]
+
+
+def until_seen(program: RunningProgram, group: str, names: Sequence[str]) -> None:
+    """Wait until the group got each of these as often as it is named."""
+
+    def missing() -> Counter[str]:
+        return Counter(names) - ids(program, group)
+
+    wait_until(lambda: not missing(), lambda: f"{group} misses {missing()}", WAIT_S)
+
+
+def ids(program: RunningProgram, group: str) -> Counter[str]:
+    return Counter(event["id"] for event in of_group(program.events(), group))
+
+
+def test_java_pops_acknowledges_and_fails_while_broker_and_client_are_killed(
+    java_clients: JavaClients, sluice: SluiceProcess
+) -> None:
+    make_topic(sluice.broker_address, "Shared", 4)
+    make_topic(sluice.broker_address, "Stuck", 2)
+    pops(sluice, "Shared", "pair")
+    pops(sluice, "Shared", "picky")
+    pops(sluice, "Stuck", "stuck")
+    good = [f"ok{number}" for number in range(40)]
+    sends = [f"Shared:{name}:blue:ok" for name in good]
+    sends += ["Shared:once:blue:1", "Shared:red1:red:ok", "Shared:red2:red:1"]
+    hanging = [f"hang{number}" for number in range(3)]
+    sends += [f"Stuck:{name}:x:hang" for name in hanging]
+    readers = ["pair:Shared:*", "pair:Shared:*", "picky:Shared:red", "stuck:Stuck:*"]
+    options = [*words(sluice, readers, sends), "--hang", "true"]
+    with java_clients.started("Pop", *options) as program:
+        program.wait_for("ready", 1, WAIT_S)
+        until_seen(program, "stuck", hanging)
+        until_seen(program, "pair", [*good, "red1", "once", "red2"])
+        until_seen(program, "picky", ["red1", "red2"])
+        # Those that failed are invisible for 10 s; all others are acknowledged, and stay so.
+        until_left(sluice, "pair", 2)
+        until_left(sluice, "picky", 1)
+        sluice.kill()
+        sluice.start()
+        until_seen(program, "pair", [*good, "red1", *["once", "red2"] * 2])
+        until_seen(program, "picky", ["red1", "red2", "red2"])
+        for group in ("pair", "picky"):
+            until_left(sluice, group, 0)
+        events = program.events()
+        program.kill()
+    pair = of_group(events, "pair")
+    assert Counter(event["id"] for event in pair) == Counter([*good, "red1", *["once", "red2"] * 2])
+    assert {event["reader"] for event in pair} == {0, 1}, "both take part"
+    assert {event["topic"] for event in pair} == {"Shared"}
+    for group, name in (("pair", "once"), ("pair", "red2"), ("picky", "red2")):
+        first, again = [event for event in of_group(events, group) if event["id"] == name]
+        assert (first["times"], again["times"]) == (0, 1)
+        assert again["nowMs"] - first["nowMs"] >= FIRST_WAIT_MS
+    with java_clients.started("Pop", *words(sluice, ["stuck:Stuck:*"])) as program:
+        until_seen(program, "stuck", hanging)
+        until_left(sluice, "stuck", 0)
+        later = of_group(program.stop(STOP_TIMEOUT_S), "stuck")
+    # The one that is dead held them: they came again, one more time counted.
+    assert all(event["times"] > 0 for event in later)
+    assert Counter(event["id"] for event in later) == Counter(hanging)

@@ -1,0 +1,196 @@
+"""Lanes: the same entries, units and keys as the plain way, and nothing forgotten when it fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.errors import DiskFull, MessageIllegal, SluiceError
+from sluice.model import Message
+from sluice.protocol import records
+from sluice.protocol.message_batches import join_batch, split_batch
+from sluice.protocol.record_runs import Run
+from sluice.storage.lanes import Lane, tell
+from sluice.storage.runs import stage_run
+from tests.unit.storage.store_kit import Disk
+
+HOST = b"\x0a\0\0\1\0\0\x30\x39"
+MESSAGES = [
+    (b"", b"UNIQ_KEY\x01A1\x02"),
+    (b"body", b"UNIQ_KEY\x01A2\x02KEYS\x01k1 k2\x02TAGS\x01TagA\x02"),
+    (b"x" * 900, "TAGS\x01中文\x02UNIQ_KEY\x01A3\x02".encode()),
+] * 5
+
+
+def opened() -> Disk:
+    disk = Disk()
+    store = disk.open()
+    store.stage(Message("t", 3, b"first", born_host=HOST))
+    store.write_staged()
+    return disk
+
+
+def lane_of(disk: Disk, sys_flag: int = 1) -> Lane:
+    assert Lane.fits(disk.store, "t", 3, sys_flag, HOST)
+    return Lane(disk.store, "t", 3, sys_flag)
+
+
+def plain_ones(properties: bytes) -> bool:
+    return b"SPECIAL" in properties
+
+
+def keyed(disk: Disk, key: str) -> list[bytes]:
+    found: list[bytes] = []
+    disk.store.query_key("t", key, lambda entries, _: found.extend(map(bytes, entries or [])))
+    return found
+
+
+def test_the_same_bytes_as_the_plain_way() -> None:
+    plain, quick = opened(), opened()
+    lane = lane_of(quick)
+    for body, properties in MESSAGES:
+        keys = records.message_keys(properties)
+        placed = plain.store.stage(Message("t", 3, body, properties, 0, 1, 1234, HOST), None, keys)
+        place = lane.place(body, properties, keys, 1234, HOST)
+        assert place == (placed.position, placed.size, placed.queue_offset)
+        plain.store.write_staged()
+        quick.store.write_staged()
+    assert len(plain.store.log.segments) > 1
+    for disk in (plain, quick):
+        disk.close()
+    for path in plain.paths("/store/commitlog"):
+        assert quick.files.read(path, 1 << 20) == plain.files.read(path, 1 << 20)
+    for disk in (plain, quick):
+        disk.open()
+    for key in ("A2", "k2", "T#TagA"):
+        assert keyed(plain, key)
+        assert keyed(plain, key) == keyed(quick, key)
+
+
+def test_a_batch_has_the_same_bytes_as_the_plain_way() -> None:
+    plain, quick = opened(), opened()
+    lane = lane_of(quick)
+    messages = [(7, body, properties) for body, properties in MESSAGES]
+    for part in (messages[:1], messages[:3], messages[1:5]) * 4:
+        keys = [records.message_keys(properties) for _, _, properties in part]
+        run = Run("t", 3, 1, 1234, HOST, 0, part)
+        placed = stage_run(plain.store, run, keys, lambda _: None)
+        assert lane.place_batch(join_batch(part), 1234, HOST, plain_ones) == (*placed, keys)
+        plain.store.write_staged()
+        quick.store.write_staged()
+    assert len(plain.store.log.segments) > 2
+    assert plain.store.max_offset("t", 3) == quick.store.max_offset("t", 3)
+    for disk in (plain, quick):
+        disk.close()
+    for path in plain.paths("/store/commitlog"):
+        assert quick.files.read(path, 1 << 20) == plain.files.read(path, 1 << 20)
+
+
+@given(st.data())
+def test_a_batch_that_is_not_as_usual_is_left_to_the_plain_way(data: st.DataObject) -> None:
+    disk = Disk(segment_bytes=1 << 16)
+    disk.open().stage(Message("t", 3, b"first", born_host=HOST))
+    disk.store.write_staged()
+    raw = bytearray(join_batch([(0, b"abc", b"UNIQ_KEY\x01A\x02"), (0, b"", b"a\x01b\x02")]))
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    batch = bytes(raw[: data.draw(st.sampled_from([len(raw), len(raw), 40, 10]))])
+    placed = lane_of(disk).place_batch(batch, 1, HOST, plain_ones)
+    if placed is None:
+        assert not disk.store.staged
+        return
+    disk.store.write_staged()
+    stored = disk.store.read("t", 3, 1).messages
+    expected = [(flag, bytes(body), properties) for flag, body, properties in split_batch(batch)]
+    entries = map(records.decode, stored)
+    assert [
+        (entry.flag, bytes(entry.body), entry.properties[: -records.CRC_PROPERTY_BYTES])
+        for entry in entries
+    ] == expected
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        b"",
+        join_batch([(0, b"x" * 1025, b"a\x01b\x02")]),
+        join_batch([(0, b"x", b"")]),
+        join_batch([(0, b"x", b"a\x01b")]),
+        join_batch([(0, b"x", b"a\x01b\x02"), (0, b"x", b"SPECIAL\x01b\x02")]),
+        join_batch([(0, b"x", b"a\x01b\x02")])[:-1],
+    ],
+)
+def test_what_batch_is_not_as_usual(batch: bytes) -> None:
+    disk = Disk(message_bytes_max=1024)
+    disk.open().stage(Message("t", 3, b"first"))
+    disk.store.write_staged()
+    assert lane_of(disk).place_batch(batch, 1, HOST, plain_ones) is None
+    assert not disk.store.staged
+
+
+def test_who_waits_is_told_once_with_everything_before_it() -> None:
+    disk = opened()
+    lane = lane_of(disk)
+    told: list[tuple[str, SluiceError | None]] = []
+    disk.store.stage(Message("t", 3, b"x"), lambda error: told.append(("plain", error)))
+    tell(disk.store, lambda error: told.append(("group", error)))
+    lane.place(b"x", b"UNIQ_KEY\x01A\x02", (b"A", b"", b""), 0, HOST)
+    tell(disk.store, lambda error: told.append(("later", error)))
+    assert told == []
+    disk.store.write_staged()
+    assert told == [("plain", None), ("group", None), ("later", None)]
+
+
+def test_what_cannot_be_written_is_undone() -> None:
+    disk = Disk(segment_bytes=1 << 20)
+    disk.open().stage(Message("t", 3, b"first"))
+    disk.store.write_staged()
+    lane = lane_of(disk)
+    told: list[SluiceError | None] = []
+    before = disk.store.max_offset("t", 3)
+    disk.files.capacity_bytes = 0
+    lane.place(b"x" * 9000, b"UNIQ_KEY\x01A\x02", (b"A", b"", b""), 0, HOST)
+    tell(disk.store, told.append)
+    disk.store.write_staged()
+    assert [type(error) for error in told] == [DiskFull]
+    disk.files.capacity_bytes = None
+    place = lane.place(b"x", b"UNIQ_KEY\x01B\x02", (b"B", b"", b""), 0, HOST)
+    assert place[2] == before
+    disk.store.write_staged()
+    assert disk.store.max_offset("t", 3) == before + 1
+
+
+def test_too_long_is_refused_in_words_and_leaves_nothing() -> None:
+    disk = Disk(message_bytes_max=1024)
+    disk.open().stage(Message("t", 3, b"first"))
+    disk.store.write_staged()
+    lane = lane_of(disk)
+    end = disk.store.log.end
+    for body, properties in ((b"x" * 1025, b"a\x01b\x02"), (b"", b"a\x01" + b"b" * 33_000)):
+        with pytest.raises(MessageIllegal):
+            lane.place(body, properties, (b"A", b"", b""), 0, HOST)
+    assert disk.store.log.end == end
+    assert not disk.store.staged
+
+
+def test_it_ends_with_its_queue_and_with_the_settings_it_was_made_for() -> None:
+    disk = opened()
+    lane = lane_of(disk)
+    assert lane.is_current
+    disk.store.delete_topic("t")
+    assert [lane.is_current] == [False]
+    disk = opened()
+    lane = lane_of(disk)
+    disk.store.reconfigure(replace(disk.config, message_bytes_max=2048))
+    assert [lane.is_current] == [False]
+
+
+@pytest.mark.parametrize(
+    ("queue_id", "sys_flag", "host"),
+    [(9, 0, HOST), (3, 4, HOST), (3, 8, HOST), (3, 0x80, HOST), (3, 0, bytes(20))],
+)
+def test_what_takes_no_lane(queue_id: int, sys_flag: int, host: bytes) -> None:
+    assert not Lane.fits(opened().store, "t", queue_id, sys_flag, host)
