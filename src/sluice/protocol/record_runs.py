@@ -180,7 +180,7 @@ def encode_batch(
     """
     magic, topic_field, _, queue_id, rest_bytes, body_max, properties_max, entry_max, _ = shape
     unpack, pack = _BATCH_HEAD.unpack_from, _ENTRY_FRONT.pack
-    message_keys, crc_property = records.message_keys, records.crc_property
+    message_keys, crc_parts = records.message_keys, records.crc_parts
     middles: dict[int, bytes] = {}
     fields: dict[int, bytes] = {}
     pieces: list[bytes] = []
@@ -221,7 +221,7 @@ def encode_batch(
         crc = crc32(body) & _MASK_31
         front = pack(size, magic, crc, queue_id, flag, queue_offset, position)
         entry = b"".join((front, before, body, field, properties))
-        pieces += (entry, crc_property(crc32(entry)))
+        pieces += (entry, *crc_parts(crc32(entry)))
         sizes.append(size)
         queue_offset += 1
         position += size

@@ -272,14 +272,24 @@ def _topic_field(topic: bytes) -> tuple[int, bytes]:
 
 
 # The digits of numbers below 10,000, least significant first: formatting takes three times as long.
+# With what stands before the first four of a checksum and after the last two.
 _DIGITS: Final = tuple(f"{number:04d}"[::-1].encode() for number in range(10_000))
+_FIRST_DIGITS: Final = tuple(_CRC_NAME + digits for digits in _DIGITS)
+_LAST_DIGITS: Final = tuple(_DIGITS[number][:2] + b"\x02" for number in range(100))
+
+
+def crc_parts(crc: int) -> tuple[bytes, bytes, bytes]:
+    """The property that closes an entry, in parts: the checksum's decimal digits, least
+    significant first.
+    """
+    rest, low = divmod(crc & _MASK_31, 10_000)
+    high, middle = divmod(rest, 10_000)
+    return _FIRST_DIGITS[low], _DIGITS[middle], _LAST_DIGITS[high]
 
 
 def crc_property(crc: int) -> bytes:
-    """The property that closes an entry: the checksum's decimal digits, least significant first."""
-    rest, low = divmod(crc & _MASK_31, 10_000)
-    high, middle = divmod(rest, 10_000)
-    return _CRC_NAME + _DIGITS[low] + _DIGITS[middle] + _DIGITS[high][:2] + b"\x02"
+    """The same as a whole."""
+    return b"".join(crc_parts(crc))
 
 
 def blank(room_bytes: int) -> bytes:
