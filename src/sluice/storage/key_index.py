@@ -68,9 +68,6 @@ class KeyBatch:
     def __init__(self) -> None:
         self._found: list[Found] = []
         self._size_bytes = 0  # of the last message, where it is known
-        self._spread = 0  # so many of the messages have given their keys to the next two
-        self._keys: list[bytes] = []
-        self._messages: list[tuple[int, int, int]] = []  # position, store time, number of keys
 
     def add(
         self, topic: bytes, properties: bytes, position: int, store_ms: int, size_bytes: int = 0
@@ -102,38 +99,38 @@ class KeyBatch:
     def end_position(self) -> int:
         return self._found[-1][2] + self._size_bytes if self._found else -1
 
-    @property
-    def keys(self) -> list[bytes]:
-        """What the messages are found under, one after the other."""
-        keys, messages = self._keys, self._messages
-        before, last_position = len(keys), -1
-        for topic, (unique, several, tag), position, store_ms in self._found[self._spread :]:
-            assert position >= last_position, "messages come in the order of the log"
-            last_position = position
+    def spread(self) -> tuple[list[bytes], Ints, Ints]:
+        """What the messages are found under, and position and store time of each key's message."""
+        count = len(self._found)
+        if not count:
+            return [], np.zeros(0, np.int64), np.zeros(0, np.int64)
+        # Column by column, because that runs without the interpreter, which others need.
+        topics, keys, places, moments = zip(*self._found, strict=True)
+        positions = np.fromiter(places, np.int64, count)
+        times = np.fromiter(moments, np.int64, count)
+        assert (np.diff(positions) >= 0).all(), "messages come in the order of the log"
+        uniques, severals, tags = zip(*keys, strict=True)
+        if not any(severals) and not any(tags) and all(uniques):
+            marks = {topic: topic + b"#" for topic in set(topics)}
+            names = [marks[topic] + unique for topic, unique in zip(topics, uniques, strict=True)]
+            return names, positions, times
+        names = []
+        counts = []
+        for topic, (unique, several, tag) in zip(topics, keys, strict=True):
+            before = len(names)
             prefix = topic + b"#"
             if unique:
-                keys.append(prefix + unique)
+                names.append(prefix + unique)
             if several:
                 # A part that equals the unique key is indexed once more, as Apache does.
                 if b" " in several:
-                    keys.extend([prefix + part for part in several.split(b" ") if part])
+                    names.extend([prefix + part for part in several.split(b" ") if part])
                 else:
-                    keys.append(prefix + several)
+                    names.append(prefix + several)
             if tag:
-                keys.append(prefix + b"T#" + tag)
-            if len(keys) > before:
-                messages.append((position, store_ms, len(keys) - before))
-                before = len(keys)
-        self._spread = len(self._found)
-        return keys
-
-    def places(self) -> tuple[Ints, Ints]:
-        """Position and store time of each key's message."""
-        if self._spread < len(self._found):
-            _ = self.keys
-        table: Ints = np.array(self._messages, np.int64).reshape(-1, 3)
-        counts = table[:, 2]
-        return np.repeat(table[:, 0], counts), np.repeat(table[:, 1], counts)
+                names.append(prefix + b"T#" + tag)
+            counts.append(len(names) - before)
+        return names, np.repeat(positions, counts), np.repeat(times, counts)
 
 
 def key_hashes(keys: Sequence[bytes]) -> Ints:
@@ -345,8 +342,8 @@ class KeyIndex:
         if batch.first_position < 0:
             return
         self._mend()
-        hashes = key_hashes(batch.keys)
-        positions, times = batch.places()
+        keys, positions, times = batch.spread()
+        hashes = key_hashes(keys)
         at = self._known_count(positions)
         try:
             while at < len(hashes):

@@ -80,17 +80,27 @@ def test_keys_of_a_message_are_apaches_in_its_order() -> None:
         b"KEYS\x01 key1  key2 \x02WAIT\x01true\x02"
     )
     batch.add(TOPIC, properties, 2941, BEGIN_MS, 278)
-    assert batch.keys == [
+    assert batch.spread()[0] == [
         b"LabTopic#FD00",
         b"LabTopic#key1",
         b"LabTopic#key2",
         b"LabTopic#T#TagA",
     ]
     batch.add(TOPIC, b"KEYS\x01key3\x02", 3219, BEGIN_MS + 1)
-    positions, times = batch.places()
+    keys, positions, times = batch.spread()
     assert positions.tolist() == [2941] * 4 + [3219]
     assert times.tolist() == [BEGIN_MS] * 4 + [BEGIN_MS + 1]
-    assert len(batch.keys) == 5
+    assert len(keys) == 5
+
+
+def test_messages_with_a_unique_key_alone_are_spread_as_all_others() -> None:
+    batch = KeyBatch()
+    for number in range(4):
+        batch.add(b"t%d" % (number % 2), b"UNIQ_KEY\x01K%d\x02" % number, 100 * number, BEGIN_MS)
+    keys, positions, times = batch.spread()
+    assert keys == [b"t0#K0", b"t1#K1", b"t0#K2", b"t1#K3"]
+    assert positions.tolist() == [0, 100, 200, 300]
+    assert times.tolist() == [BEGIN_MS] * 4
 
 
 def test_a_batch_knows_its_range_also_without_keys() -> None:
@@ -98,7 +108,7 @@ def test_a_batch_knows_its_range_also_without_keys() -> None:
     assert (batch.first_position, batch.end_position) == (-1, -1)
     batch.add(TOPIC, b"", 100, 5, 50)
     batch.add(TOPIC, b"UNIQ_KEY\x01\x02KEYS\x01 \x02TAGS\x01", 150, 6, 50)
-    assert batch.keys == []
+    assert batch.spread()[0] == []
     assert batch.message_count == 2
     assert (batch.first_position, batch.end_position) == (100, 200)
 
@@ -108,7 +118,7 @@ def test_a_unique_key_that_is_also_a_key_is_indexed_twice_and_found_once() -> No
     index = open_index(files)
     batch = KeyBatch()
     batch.add(TOPIC, b"UNIQ_KEY\x01same\x02KEYS\x01same\x02", 100, BEGIN_MS)
-    assert batch.keys == [b"LabTopic#same"] * 2
+    assert batch.spread()[0] == [b"LabTopic#same"] * 2
     index.write(batch)
     assert index.sync()[0].entries == 2
     assert find(index, b"same") == [100]
