@@ -136,6 +136,14 @@ class IllegalOperation(SluiceError):
     kafka_code = 42
 
 
+class RequestLate(SluiceError):
+    """A request came so late that who asked does not wait for its answer any more."""
+
+    rocketmq_code = 210  # POLLING_TIMEOUT
+    kafka_code = 7  # REQUEST_TIMED_OUT
+    retriable = True
+
+
 class NotInFlight(SluiceError):
     """A message that is acknowledged was never popped, or somebody else has it now."""
 

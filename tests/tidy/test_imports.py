@@ -137,6 +137,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.delay_rescue": BUSINESS,
     "broker.delay_desk": BUSINESS,
     "broker.delay_metrics": ("telemetry",),
+    "broker.quick_halves": (
+        *("broker.half_messages", "broker.quick_delays", "broker.topics", "protocol.records"),
+        *("storage.copies", *PURE),
+    ),
+    "broker.quick_delays": (
+        *("broker.delay_forms", "broker.topics", "protocol.records", "storage.copies"),
+        *PURE,
+    ),
     "broker.retry_metrics": ("telemetry",),
     "broker.transaction_metrics": ("telemetry",),
     "broker.pop_metrics": ("telemetry",),
@@ -166,7 +174,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # translators: of the net they see the connection that a request came over, of the store its
     # tables' names
     "broker.remoting_api": TRANSLATOR,
-    "broker.quick_sends": (*TRANSLATOR, "storage.lanes"),
+    "broker.quick_sends": (*TRANSLATOR, "storage.copies", "storage.lanes"),
     "broker.send_api": TRANSLATOR,
     "broker.client_calls": TRANSLATOR,
     "broker.retry_api": TRANSLATOR,

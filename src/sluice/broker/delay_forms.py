@@ -41,7 +41,7 @@ RECALL_TAG: Final = "_RECALL_TAG_"
 # How often an entry was written anew while it waited. It is RocketMQ's name for that too.
 MOVED_NAME: Final = b"TIMER_ROLL_TIMES"
 # What is added to a waiting message's properties in its life must have room.
-_ROOM_BYTES: Final = 192
+ROOM_BYTES: Final = 192
 
 
 class Limits(NamedTuple):
@@ -55,14 +55,13 @@ def requested(message: Message, now_ms: int, limits: Limits) -> Message:
     """What is stored for a message that a client sent; raises MessageIllegal with the reason."""
     properties = message.properties
     if not _level(properties, limits.levels):
-        again = message.topic.startswith((RETRY_PREFIX, DEAD_PREFIX))
-        for name in () if again else _OWN:
+        for name in () if _is_sent_again(message) else _OWN:
             if records.property_value(properties, name):
                 raise MessageIllegal(
                     f"the property {name.decode()} is the broker's own; send the message without it"
                 )
     stored = waiting_form(message, now_ms, limits)
-    bytes_max = records.PROPERTIES_BYTES_MAX - _ROOM_BYTES
+    bytes_max = records.PROPERTIES_BYTES_MAX - ROOM_BYTES
     if stored is not message and len(stored.properties) > bytes_max:
         raise MessageIllegal(
             f"properties of {len(stored.properties)} bytes are over the limit of {bytes_max} for "
@@ -166,6 +165,20 @@ def recall_form(entry: records.Entry, handle: Handle, producer_group: str, now_m
 
 
 # -------------------------------------------------------------------------------------------- parts
+
+
+def _is_sent_again(message: Message) -> bool:
+    """Whether a message may carry what the broker once gave it: its consumer sends it back, or
+    somebody (mqadmin for one) sends a message again that was delivered.
+    """
+    if message.topic.startswith((RETRY_PREFIX, DEAD_PREFIX)):
+        return True
+    properties = message.properties
+    return (
+        records.property_value(properties, b"TIMER_OUT_MS") is not None
+        and records.property_value(properties, b"TIMER_DEQUEUE_MS") is not None
+        and records.property_value(properties, b"TIMER_DEL_UNIQKEY") is None
+    )
 
 
 def without(properties: bytes, names: Container[bytes]) -> bytes:

@@ -304,7 +304,8 @@ class Delays:
         if staged is None:
             self._deliver_plainly(item, now_ms, turn)
         else:
-            turn.add(Delivered(item, target.topic, target.queue_id, staged[1]), staged[0])
+            delivered = Delivered(item, target.topic, target.queue_id, staged.tags_code)
+            turn.add(delivered, staged.size)
 
     def _target(self, topic_bytes: bytes, queue_text: bytes) -> _Target | None:
         """Where messages for a queue go; None where there is no such topic any more."""
@@ -497,7 +498,8 @@ class Delays:
             return False
         if self._is_dirty:
             return True
-        if self._core.store.log.end - self.progress.at <= _WALK_BYTES_MAX:
+        log, progress = self._core.store.log, self.progress
+        if log.end - progress.at <= _WALK_BYTES_MAX or progress.moved_to > log.start:
             return False
         # A start looks through the log from the last note on, if anything waits.
         return bool(self.index.count or self.batch or any(map(self.waiting_at, self.levels)))

@@ -37,7 +37,6 @@ class Subscription:
     tags: tuple[str, ...] = ()
     codes: frozenset[int] = field(default_factory=frozenset)
     version: int = 0
-    sql: PropertyFilter | None = field(default=None, compare=False)
     fault: str = ""  # why it cannot be understood: nothing can be read by it
     warning: str = ""  # what its user should know of it
 
@@ -47,7 +46,7 @@ class Subscription:
         is wanted. `Store.read` and held polls take it as it is.
         """
         if self.kind == SQL92:
-            return self.sql
+            return read_filter(self.expression).test
         if self.expression == EVERYTHING:
             return None
         codes = self.codes
@@ -57,8 +56,8 @@ class Subscription:
         """Whether one message is wanted, by the code of its queue unit and its properties."""
         if self.fault:
             return False
-        if self.sql is not None:
-            return self.sql.matches(properties)
+        if self.kind == SQL92:
+            return read_filter(self.expression).test.matches(properties)
         return self.expression == EVERYTHING or _low_32(tags_code) in self.codes
 
     @property
@@ -84,14 +83,14 @@ def parse(topic: str, expression: str | None, kind: str | None, version: int = 0
             f"filters of type {kind[:40]!r} are not known, only TAG and SQL92"
         )
     text = expression or ""
-    sql, ignored_at = read_filter(text)
+    ignored_at = read_filter(text).ignored_at
     warning = ""
     if ignored_at >= 0:
         warning = (
             f"the SQL filter is whole before character {ignored_at + 1}; what follows is ignored, "
             f"as RocketMQ does: {text[ignored_at : ignored_at + 40]!r}"
         )
-    return Subscription(topic, text, SQL92, version=version, sql=sql, warning=warning)
+    return Subscription(topic, text, SQL92, version=version, warning=warning)
 
 
 def parse_or_keep(

@@ -51,9 +51,12 @@ _ANEW: Final = (_REAL_TOPIC, _REAL_QUEUE, _ID, _CHECKS)
 _FORGED: Final = (_FIRST_OFFSET, _SINCE)
 _OF_A_COPY: Final = frozenset((_CHECKS, _FIRST_OFFSET, _SINCE))
 _OF_A_HALF: Final = frozenset((_REAL_TOPIC, _REAL_QUEUE, *_OF_A_COPY))
+_TOPIC_MARK: Final = b"REAL_TOPIC\x01"
+_QUEUE_MARK: Final = b"REAL_QID\x01"
 _COPY_BYTES: Final = 160  # what a copy's own properties take at most
+ROOM_BYTES: Final = records.PROPERTIES_BYTES_MAX - records.CRC_PROPERTY_BYTES - _COPY_BYTES
 _TIMES: Final = (b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
-_GROUP_BYTES_MAX: Final = 255
+GROUP_BYTES_MAX: Final = 255
 _DIGITS_MAX: Final = 18
 
 
@@ -101,20 +104,22 @@ def begun(message: Message, *, rejected: bool) -> Message:
                 "does not; send it as a transactional message or without the flag"
             )
         return message
-    delay = records.property_value(properties, b"DELAY") or b"0"
-    is_delayed = delay.strip(b"0") != b""
+    # Looked for as mere bytes first: hardly any message has one of these.
+    delay = records.property_value(properties, b"DELAY") if b"DELAY" in properties else None
+    is_delayed = (delay or b"0").strip(b"0") != b""
     if is_delayed and message.reconsume_times > 0:
         return _plain(message)  # as consumers before 4.6.1 send back what they could not consume
     if rejected:
         raise NoPermission(
             "sending transaction message is forbidden by this broker (reject_transactions)"
         )
-    if is_delayed or any(records.property_value(properties, name) for name in _TIMES):
+    times = _TIMES if b"TIMER_DEL" in properties else ()
+    if is_delayed or any(records.property_value(properties, name) for name in times):
         raise MessageIllegal(
             "a transactional message cannot be delayed: it is delivered when it is committed"
         )
     for name in _FORGED:
-        if records.property_value(properties, name) is not None:
+        if name in properties and records.property_value(properties, name) is not None:
             raise MessageIllegal(
                 f"the property {name.decode()} is the broker's own; send the message without it"
             )
@@ -124,7 +129,7 @@ def begun(message: Message, *, rejected: bool) -> Message:
 def _half(message: Message) -> Message:
     properties = message.properties
     group = records.property_value(properties, _GROUP)
-    if not group or len(group) > _GROUP_BYTES_MAX:
+    if not group or len(group) > GROUP_BYTES_MAX:
         raise MessageIllegal(
             "a transactional message must name its producer's group (PGROUP), which is asked "
             "what became of it"
@@ -137,10 +142,9 @@ def _half(message: Message) -> Message:
     properties += b"__transactionId__\x01%b\x02REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (
         unique, message.topic.encode(), message.queue_id,
     )  # fmt: skip
-    room = records.PROPERTIES_BYTES_MAX - records.CRC_PROPERTY_BYTES - _COPY_BYTES
-    if len(properties) > room:
+    if len(properties) > ROOM_BYTES:
         raise MessageIllegal(
-            f"properties of {len(properties)} bytes are over the limit of {room} for a "
+            f"properties of {len(properties)} bytes are over the limit of {ROOM_BYTES} for a "
             "transactional message; put large values into the body"
         )
     return Message(
@@ -174,41 +178,51 @@ def _plain(message: Message) -> Message:
 # ------------------------------------------------------------------------------------------ reading
 
 
-def read_half(stored: memoryview) -> Half | None:
+def read_half(stored: memoryview, at: int = 0, position: int | None = None) -> Half | None:
     """A half message from its entry; None where it is none, or does not say whose it is."""
-    entry = records.decode(stored)
+    entry = records.decode(stored, at, position)
+    if entry.topic != HALF_TOPIC:
+        return None
     properties = entry.properties
-    topic = records.property_value(properties, _REAL_TOPIC)
-    queue_id = _number(properties, _REAL_QUEUE)
-    if entry.topic != HALF_TOPIC or not topic or queue_id is None:
+    # What was written last stands last; the unique key, topic and queue of a half message do.
+    own = properties[properties.rfind(b"__transactionId__\x01") + 18 :].split(b"\x02", 3)
+    if len(own) == 4 and own[1].startswith(_TOPIC_MARK) and own[2].startswith(_QUEUE_MARK):
+        unique, topic, queue_text = own[0], own[1][len(_TOPIC_MARK) :], own[2][len(_QUEUE_MARK) :]
+    else:
+        unique = records.property_value(properties, _UNIQUE) or b""
+        topic = records.property_value(properties, _REAL_TOPIC) or b""
+        queue_text = records.property_value(properties, _REAL_QUEUE) or b""
+    queue_id = _as_number(queue_text)
+    if not topic or queue_id is None:
         return None
     first_offset = since_ms = None
     if entry.prepared_offset:
         first_offset = _number(properties, _FIRST_OFFSET)
         since_ms = _number(properties, _SINCE)
-    is_copy = first_offset is not None
-    immunity_s = _number(properties, _IMMUNITY) or 0
+    has_checks, has_immunity = _CHECKS in properties, _IMMUNITY in properties
     return Half(
         entry.queue_offset,
         entry.position,
         entry.queue_offset if first_offset is None else first_offset,
-        entry.prepared_offset if is_copy else entry.position,
+        entry.position if first_offset is None else entry.prepared_offset,
         topic.decode("utf-8", "replace"),
         queue_id,
         (records.property_value(properties, _GROUP) or b"").decode("utf-8", "replace"),
-        (records.property_value(properties, _UNIQUE) or b"").decode("utf-8", "replace"),
+        unique.decode("utf-8", "replace"),
         entry.store_ms if since_ms is None else since_ms,
-        _number(properties, _CHECKS) or 0,
-        immunity_s * 1000,
+        (has_checks and _number(properties, _CHECKS)) or 0,
+        1000 * ((has_immunity and _number(properties, _IMMUNITY)) or 0),
         entry,
     )
 
 
 def _number(properties: bytes, name: bytes) -> int | None:
     text = records.property_value(properties, name)
-    if text is None or not text.isdigit() or len(text) > _DIGITS_MAX:
-        return None
-    return int(text)
+    return None if text is None else _as_number(text)
+
+
+def _as_number(text: bytes) -> int | None:
+    return int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else None
 
 
 # ------------------------------------------------------------------------------------------- making
@@ -216,7 +230,12 @@ def _number(properties: bytes, name: bytes) -> int | None:
 
 def committed_form(half: Half, checks: int, queue_id: int) -> Message:
     """The message in its real topic."""
-    properties = without(records.without_checksum(half.entry.properties), _OF_A_HALF)
+    properties = records.without_checksum(half.entry.properties)
+    own = properties.rfind(b"\x02REAL_TOPIC\x01") + 1
+    if own and properties.count(b"\x02", own) == 2 and not half.entry.prepared_offset:
+        properties = properties[:own]  # as it was sent; the rest is the half message's own
+    else:
+        properties = without(properties, _OF_A_HALF)
     if checks:
         properties += b"TRANSACTION_CHECK_TIMES\x01%d\x02" % checks
     sys_flag = half.entry.sys_flag & ~records.SYS_TX_MASK | records.SYS_TX_COMMIT

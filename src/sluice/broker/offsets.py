@@ -17,6 +17,7 @@ from typing import Final
 from sluice.errors import SluiceError
 from sluice.storage.store import OFFSET_TABLE, Store
 
+OWN_GROUPS: Final = frozenset({"CID_RMQ_SYS_TRANS"})  # their offsets are the broker's progress
 SEPARATOR: Final = "@"  # neither a topic's nor a group's name has one
 
 Done = Callable[[SluiceError | None], None]
@@ -106,12 +107,18 @@ class Offsets:
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """A consumer has read up to here; False where a reset is ahead of it."""
+        if group in OWN_GROUPS:
+            return False
         if self._resets and (group, topic, queue_id) in self._resets:
             return False
         # What is below where a queue in memory begins is of messages that are gone.
         floor = self._store.memory.base(topic, queue_id)
         self._set(group, topic, queue_id, max(offset, floor))
         return True
+
+    def note_own(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """How far a service of the broker has come, which no client may change."""
+        self._set(group, topic, queue_id, offset)
 
     def _set(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         key = f"{topic}{SEPARATOR}{group}"

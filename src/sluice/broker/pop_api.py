@@ -7,10 +7,11 @@ from typing import Final
 
 from sluice.broker.admin_base import AdminPart
 from sluice.broker.pop_log import retry_topic
+from sluice.broker.pop_state import ORDER_REVIVE_QUEUE, QueueName
 from sluice.broker.pop_taking import NORMAL, RETRY, Popped, PopRequest
 from sluice.broker.pops import Changed, Ticket
 from sluice.broker.remoting_api import Handle
-from sluice.errors import NotInFlight, RequestInvalid, SluiceError
+from sluice.errors import NotInFlight, RequestInvalid, RequestLate, SluiceError
 from sluice.net import Connection
 from sluice.protocol import remoting, remoting_pops
 from sluice.protocol.remoting import RemotingCommand
@@ -21,6 +22,8 @@ from sluice.protocol.remoting_schemas import ext_of
 _FOUND: Final = "FOUND"
 _NOTHING: Final = "NO_MESSAGE_IN_QUEUE"
 _FROM_END: Final = 1  # RocketMQ's ConsumeInitMode
+_NO_CHANGE: Final = {"popTime": "0", "invisibleTime": "0", "reviveQid": "0"}
+_ZEROS: Final = {**_NO_CHANGE, "restNum": "0"}
 
 
 class PopApi(AdminPart):
@@ -62,24 +65,40 @@ class PopApi(AdminPart):
     def _pop(self, connection: Connection, command: RemotingCommand) -> None:
         request = self._request(command)
 
-        def popped(found: Popped | None, is_full: bool, error: SluiceError | None) -> None:
+        def popped(found: Popped | None, full: str, error: SluiceError | None) -> None:
             if error is not None:
                 self._api.refuse(connection, command, error)
                 return
-            code = Response.POLLING_FULL if is_full else Response.POLLING_TIMEOUT
+            outcome = (Response.SUCCESS, _FOUND)
             if found is None:
-                found = Popped(self._core.now_ms(), 0, 0, [], [])
-            elif found.parts:
-                code = Response.SUCCESS
-            self._answer_popped(connection, command, code, found, request)
+                outcome = (Response.POLLING_TIMEOUT, _NOTHING)
+                if full:
+                    outcome = (Response.POLLING_FULL, full)
+                revive_queue = ORDER_REVIVE_QUEUE if request.order else 0
+                found = Popped(self._core.now_ms(), revive_queue, 0, [], [])
+            self._answer_popped(connection, command, outcome, found, request)
 
-        self._core.pops.pop(request, connection, popped)
+        try:
+            self._core.pops.pop(request, connection, popped)
+        except RequestLate as error:
+            self._refuse(connection, command, error, _ZEROS)
+
+    def _refuse(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        error: SluiceError,
+        ext: dict[str, str],
+    ) -> None:
+        """A refusal with fields: Java's client reads them whatever the code is."""
+        self._core.stats.refused[error.rocketmq_code] += 1
+        self._answer(connection, command, error.rocketmq_code, ext, str(error))
 
     def _answer_popped(
         self,
         connection: Connection,
         command: RemotingCommand,
-        code: int,
+        outcome: tuple[int, str],
         found: Popped,
         request: PopRequest,
     ) -> None:
@@ -96,13 +115,13 @@ class PopApi(AdminPart):
                 (part.mark, part.queue_id, part.offsets) for part in parts
             ),
         }
-        if request.order and parts:
+        if request.order:
             ext["orderCountInfo"] = remoting_pops.count_info(
                 (part.mark, part.queue_id, *pair) for part in parts for pair in part.counts
             )
         if not command.is_oneway:
             size = sum(map(len, found.pieces))
-            remark = _FOUND if parts else _NOTHING
+            code, remark = outcome
             head = remoting.answer_head(command, code, ext, remark, size)
             connection.send(head, *found.pieces)
 
@@ -115,7 +134,8 @@ class PopApi(AdminPart):
                 self._api.refuse(connection, command, error)
                 return
             code = Response.SUCCESS if found.parts else Response.PULL_NOT_FOUND
-            ext = ext_of({"popTime": 0, "invisibleTime": 0, "reviveQid": 0, "restNum": found.rest})
+            rest = found.rest + sum(len(part.offsets) for part in found.parts)
+            ext = {**_ZEROS, "restNum": str(rest)}
             remark = _FOUND if found.parts else _NOTHING
             self._answer(connection, command, code, ext, remark, b"".join(found.pieces))
 
@@ -141,13 +161,14 @@ class PopApi(AdminPart):
 
     # ------------------------------------------------------------------------------- acknowledging
 
-    def _ticket(self, extra_info: str, queue_id: int, offset: int) -> Ticket:
+    def _ticket(self, extra_info: str, name: QueueName, offset: int) -> Ticket:
         """A ticket that belongs to this broker, queue and message, as far as it says so."""
         ticket = remoting_pops.read_ticket(extra_info)
-        own = self._core.config.broker_name
+        own, queue_id = self._core.config.broker_name, name[2]
         if ticket.broker not in (None, own):
             raise NotInFlight(f"the message was popped from broker {ticket.broker}, this is {own}")
         if ticket.queue_id not in (None, queue_id) or ticket.offset not in (None, offset):
+            self._core.pops.check_offset(name, offset)
             raise NotInFlight(
                 f"extraInfo is of offset {ticket.offset} of queue {ticket.queue_id}, the request "
                 f"of offset {offset} of queue {queue_id}"
@@ -169,19 +190,18 @@ class PopApi(AdminPart):
         fields = self._fields(command)
         queue_id, offset = fields["queueId"], fields["offset"]
         name = (fields["consumerGroup"], fields["topic"], queue_id)
-        ticket = self._ticket(fields["extraInfo"], queue_id, offset)
+        ticket = self._ticket(fields["extraInfo"], name, offset)
         self._core.pops.acknowledge(name, offset, ticket, self._done(connection, command))
 
     def _change(self, connection: Connection, command: RemotingCommand) -> None:
         fields = self._fields(command)
         queue_id, offset = fields["queueId"], fields["offset"]
         name = (fields["consumerGroup"], fields["topic"], queue_id)
-        ticket = self._ticket(fields["extraInfo"], queue_id, offset)
 
         def changed(new: Changed | None, error: SluiceError | None) -> None:
             if new is None:
                 assert error is not None, "a change gives a ticket or an error"
-                self._api.refuse(connection, command, error)
+                self._refuse(connection, command, error, _NO_CHANGE)
                 return
             ext = ext_of(
                 {
@@ -192,7 +212,11 @@ class PopApi(AdminPart):
             )
             self._answer(connection, command, ext=ext)
 
-        self._core.pops.change(name, offset, ticket, fields["invisibleTime"], changed)
+        try:
+            ticket = self._ticket(fields["extraInfo"], name, offset)
+            self._core.pops.change(name, offset, ticket, fields["invisibleTime"], changed)
+        except SluiceError as error:
+            changed(None, error)
 
     def _batch_ack(self, connection: Connection, command: RemotingCommand) -> None:
         """Every message for itself; refused where none of them could be acknowledged."""

@@ -138,7 +138,8 @@ class Reviving:
         if settings is not None and times > max(0, settings.retry_max):
             name = f"{DEAD_PREFIX}{group}"
             core.topics.create_inner(name, 1)
-            core.append(dead_form(_of_group(entry, group), group, entry.reconsume_times))
+            placed = core.append(dead_form(_of_group(entry, group), group, entry.reconsume_times))
+            core.stats.stored(name, 1, placed.size)
             self.died += 1
             log_lines.info("a message of %s is a dead letter of %s", point.queue[1], group)
             return name
@@ -148,11 +149,12 @@ class Reviving:
             core.offsets.commit(group, name, 0, 0)
         copy = retry_copy(entry, group, name, times, point.pop_ms)
         try:
-            core.append(copy)
+            placed = core.append(copy)
         except MessageIllegal:
             # No room for what the broker adds: the message itself is what counts.
             copy.properties = without(entry.properties, (b"__CRC32#",))
-            core.append(copy)
+            placed = core.append(copy)
+        core.stats.stored(name, 1, placed.size)
         self.revived += 1
         return name
 

@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -287,9 +288,10 @@ class Gathering:
             else:
                 if watch is not None:
                     watch.done()
-                # A reset may have come while the disk was read.
                 if begin == self._begin_offset(name):
                     self._found(name, queue, begin, result)
+                else:  # somebody moved the group while the disk was read
+                    self._plan = chain((name,), self._plan)
             if not self._in_loop:
                 self.go_on()
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _NOTICE: Final = "@notice"  # those who wait for a word only are held apart from those who pop
 
-PopDone = Callable[[Popped | None, bool, SluiceError | None], None]  # bool: too many wait already
+# The text: why no more can wait or be popped, empty where that is not so.
+PopDone = Callable[[Popped | None, str, SluiceError | None], None]
 
 
 @dataclass(slots=True)
@@ -57,17 +58,17 @@ class Holding:
             again(waiting)
 
         if waiting.until_ms <= core.now_ms():
-            waiting.done(None, False, None)
+            waiting.done(None, "", None)
             return
         key = _key(request.topic, request.group) + (_NOTICE if for_notice else "")
         read = HeldRead((key, request.queue_id), waiting.until_ms, None, resume, waiting.owner)
         try:
             is_held = core.polls.hold(read)
-        except Busy:
-            waiting.done(None, True, None)
+        except Busy as error:
+            waiting.done(None, str(error), None)
             return
         if not is_held:
-            waiting.done(None, False, None)
+            waiting.done(None, "", None)
             return
         self._held.setdefault(request.topic, set()).add((request.group, request.queue_id))
         core.polls.watchers[request.topic] = self.stir

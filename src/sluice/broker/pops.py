@@ -28,10 +28,12 @@ from sluice.broker.pop_taking import COUNT_MAX, Gathering, Popped, PopRequest, T
 from sluice.broker.pop_waiting import Holding, PopDone, Waiting
 from sluice.broker.topics import RETRY_PREFIX, TopicSettings
 from sluice.errors import (
+    GroupMissing,
     MessageIllegal,
     NoPermission,
     NotInFlight,
     ParameterInvalid,
+    RequestLate,
     SluiceError,
     TopicMissing,
 )
@@ -130,9 +132,12 @@ class Pops:
         now_ms = core.now_ms()
         if not request.born_ms:
             request.born_ms = now_ms
-        if now_ms - request.born_ms - request.poll_ms > LATE_MS:
-            done(None, False, None)
-            return
+        late_ms = now_ms - request.born_ms - request.poll_ms
+        if late_ms > LATE_MS:
+            raise RequestLate(
+                f"the broker[{core.config.broker_name}] pop message is timeout too much: by "
+                f"{late_ms} ms; it was asked long ago, or the clocks differ"
+            )
         if not 1 <= request.count_max <= COUNT_MAX:
             raise ParameterInvalid(
                 f"the broker[{core.config.broker_name}] pop message's num is {request.count_max}; "
@@ -142,10 +147,11 @@ class Pops:
             raise ParameterInvalid(
                 f"an invisible time of {request.invisible_ms} ms; allowed: 1 to {INVISIBLE_MS_MAX}"
             )
-        self._checked(request)
+        settings = self._checked(request)
         subscription = parse(request.topic, request.expression or "*", request.expression_kind)
         check_usable(subscription, sql_filter=core.config.sql_filter)
-        self._try(Waiting(request, subscription, owner, self._until(request, now_ms), done))
+        waiting = Waiting(request, subscription, owner, self._until(request, now_ms), done)
+        self._gather(waiting, settings)
 
     @staticmethod
     def _until(request: PopRequest, now_ms: int) -> int:
@@ -153,8 +159,8 @@ class Pops:
         wait_ms = min(request.poll_ms, POLL_MS_MAX)
         return min(request.born_ms, now_ms) + wait_ms if wait_ms > 0 else 0
 
-    def _checked(self, request: PopRequest) -> TopicSettings:
-        """The checks in RocketMQ's order."""
+    def _checked(self, request: PopRequest, *, again: bool = False) -> TopicSettings:
+        """The checks in RocketMQ's order; a group is made where that is allowed, but not again."""
         core = self._core
         topic, group = request.topic, request.group
         if core.config.permission == "w":
@@ -174,36 +180,48 @@ class Pops:
                 f"topic {topic} stores whole batches (queue.type=BatchCQ): one message of them "
                 "cannot be acknowledged; pull it"
             )
-        if not core.groups.require(group).consume_enabled:
+        known = core.groups.get(group) if again else core.groups.require(group)
+        if known is None:
+            raise GroupMissing(f"subscription group [{group}] does not exist, apply first please!")
+        if not known.consume_enabled:
             raise NoPermission(f"subscription group no permission, {group}")
         if not core.groups.may_read(group, topic):
             raise NoPermission(f"the consumer group[{group}] is forbidden for topic[{topic}]")
         return settings
 
-    def _try(self, waiting: Waiting) -> None:
+    def _try_again(self, waiting: Waiting) -> None:
+        """Much may have changed while a request waited."""
+        try:
+            settings = self._checked(waiting.request, again=True)
+        except SluiceError as error:
+            waiting.done(None, "", error)
+        else:
+            self._gather(waiting, settings)
+
+    def _gather(self, waiting: Waiting, settings: TopicSettings) -> None:
         """Look for messages; where there are none, wait for them as long as the request says."""
         core, request, done = self._core, waiting.request, waiting.done
-        settings = core.topics.get(request.topic)
-        if settings is None:  # it was deleted meanwhile
-            done(None, False, TopicMissing(f"topic[{request.topic}] not exist"))
-            return
         if self.state.in_flight >= core.config.pop_inflight_max:
-            done(None, True, None)
+            full = (
+                f"{self.state.in_flight} popped messages are not acknowledged, the limit is "
+                f"{core.config.pop_inflight_max} (pop_inflight_max)"
+            )
+            done(None, full, None)
             return
 
         def gathered(popped: Popped | None, error: SluiceError | None) -> None:
             if popped is None:
-                done(None, False, error)
+                done(None, "", error)
                 return
             if not popped.parts:
                 core.stats.get_miss += 1
-                self._holding.hold(waiting, self._try)
+                self._holding.hold(waiting, self._try_again)
                 return
             count = sum(len(part.offsets) for part in popped.parts)
             self.popped += count
             byte_count = sum(map(len, popped.pieces))
             core.stats.handed_out(request.topic, request.group, count, byte_count)
-            done(popped, False, None)
+            done(popped, "", None)
             if popped.rest:
                 self._holding.stir((request.topic, request.queue_id))
 
@@ -225,8 +243,8 @@ class Pops:
             request.born_ms = now_ms
         self._checked(request)
 
-        def answered(popped: Popped | None, is_full: bool, error: SluiceError | None) -> None:
-            done(popped is not None, is_full)
+        def answered(popped: Popped | None, full: str, error: SluiceError | None) -> None:
+            done(popped is not None, bool(full))
 
         subscription = Subscription(request.topic)
         until_ms = self._until(request, now_ms)
@@ -234,7 +252,7 @@ class Pops:
 
     def _look(self, waiting: Waiting) -> None:
         if self._has_messages(waiting.request):
-            waiting.done(Popped(0, 0, 0, [], []), False, None)
+            waiting.done(Popped(0, 0, 0, [], []), "", None)
         else:
             self._holding.hold(waiting, self._look, for_notice=True)
 
@@ -393,7 +411,8 @@ class Pops:
 
     # --------------------------------------------------------------------------- what is refused
 
-    def _check_offset(self, name: QueueName, offset: int) -> None:
+    def check_offset(self, name: QueueName, offset: int) -> None:
+        """Refuse an acknowledgement of a message that is not there."""
         _, topic, queue_id = name
         core = self._core
         settings = core.topics.get(topic)
@@ -419,7 +438,7 @@ class Pops:
         point = self.state.holder(name, offset)
         group, topic, queue_id = name
         if point is None:
-            self._check_offset(name, offset)
+            self.check_offset(name, offset)
             raise NotInFlight(
                 f"offset {offset} of queue {queue_id} of {topic} is not in flight for group "
                 f"{group}: it was never popped, is acknowledged already, or its time was over"
@@ -438,7 +457,7 @@ class Pops:
         window = None if queue is None else queue.window
         what = f"offset {offset} of queue {queue_id} of {topic}"
         if queue is None or window is None or window.pop_ms != ticket.pop_ms:
-            self._check_offset(name, offset)
+            self.check_offset(name, offset)
             raise NotInFlight(
                 f"{what} is not in flight in order for group {group} by a pop of {ticket.pop_ms}: "
                 "it is acknowledged already, or was popped again"

@@ -12,8 +12,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
+from sluice.broker.quick_delays import QuickDelays, Sent
+from sluice.broker.quick_halves import QuickHalves
 from sluice.broker.sending import Sending, is_special
-from sluice.broker.topics import RETRY_PREFIX, TopicSettings
+from sluice.broker.topics import (
+    HALF_TOPIC,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TopicSettings,
+)
 from sluice.config import BrokerConfig
 from sluice.errors import SluiceError
 from sluice.net import Connection
@@ -26,7 +34,9 @@ from sluice.protocol.remoting_fast import (
     quick_send,
     quick_send_answer,
     send_answer,
+    with_field,
 )
+from sluice.storage.copies import Copied
 from sluice.storage.lanes import Lane, tell
 
 if TYPE_CHECKING:
@@ -35,6 +45,10 @@ if TYPE_CHECKING:
 Keys = tuple[bytes, bytes, bytes]
 # A send that waits for its group: frame, opaque, lane, its place there, keys.
 _Waiting = tuple[bytes, int, Lane, tuple[int, int, int], Keys]
+
+# One that is stored elsewhere for now, until its time or its word comes: frame, opaque, lane, the
+# topic that it is in, its place there, handle, unique key.
+_WaitingElsewhere = tuple[bytes, int, Lane, str, Copied, str, bytes]
 
 _LANES_MAX: Final = 4096
 _SEND: Final = b"\x016"  # 310, as a binary header begins
@@ -64,6 +78,9 @@ class QuickSends:
         self._lanes: dict[SendHead, tuple[Lane, TopicSettings, BrokerConfig]] = {}
         self._group: list[_Waiting] = []
         self._batches: list[_WaitingBatch] = []
+        self._delays = QuickDelays(core, sending)
+        self._halves = QuickHalves(core, sending)
+        self._delayed: list[_WaitingElsewhere] = []
 
     def serve(self, connection: Connection, frame: Frame) -> bool:
         """Serve a frame if it is a send of the usual form; False: it is served the plain way.
@@ -80,7 +97,7 @@ class QuickSends:
             return False
         opaque, head, born_ms, properties, reconsume_times, body = request
         keys = records.message_keys(properties)
-        if not 0 < len(keys[0]) <= _UNIQUE_BYTES_MAX or reconsume_times or is_special(properties):
+        if not 0 < len(keys[0]) <= _UNIQUE_BYTES_MAX or reconsume_times:
             return False
         core = self._core
         host = host_of(connection)
@@ -90,12 +107,28 @@ class QuickSends:
                 return False
             if core.store.log.end > core.admission.free_end:
                 core.admission.admit(host, len(body))
+            if head.sys_flag & records.SYS_TX_MASK or is_special(properties):
+                parts = (lane.topic, lane.queue_id, head.sys_flag, born_ms, host, properties, body)
+                elsewhere = self._place_elsewhere(Sent(*parts), keys)
+                if elsewhere is not None:
+                    self._delayed.append((frame, opaque, lane, *elsewhere, keys[0]))
+                return elsewhere is not None
             place = lane.place(body, self._sending.completed(properties), keys, born_ms, host)
         except Exception as error:
             self._api.failed(connection, remoting.decode(frame), error)
             return True
         self._group.append((frame, opaque, lane, place, keys))
         return True
+
+    def _place_elsewhere(self, sent: Sent, keys: Keys) -> tuple[str, Copied, str] | None:
+        """The topic and the place of what is stored for a special message, and its handle."""
+        if sent.sys_flag & records.SYS_TX_MASK:
+            half = self._halves.place(sent, keys)
+            return None if half is None else (HALF_TOPIC, half, "")
+        placed = self._delays.place(sent, keys)
+        if placed is None:
+            return None
+        return (TIMER_TOPIC if placed[1] else SCHEDULE_TOPIC, *placed)
 
     def _serve_batch(self, connection: Connection, frame: Frame) -> bool:
         if len(frame) < QUICK_BYTES_MIN or type(frame) is not bytes:
@@ -104,6 +137,8 @@ class QuickSends:
         if request is None:
             return False
         opaque, head, born_ms, _, _, body = request
+        if head.sys_flag & records.SYS_TX_MASK:
+            return False
         core = self._core
         host = host_of(connection)
         try:
@@ -137,15 +172,16 @@ class QuickSends:
         sending = self._sending
         settings = sending.topic_for(head.topic, head.default_topic, head.default_queue_count)
         queue_id = sending.queue_for(settings, head.queue_id)
+        flags = head.sys_flag & ~records.SYS_TX_MASK  # what is transactional is stored elsewhere
         if (
             settings.attributes
             or head.topic.startswith(RETRY_PREFIX)
-            or not Lane.fits(core.store, head.topic, queue_id, head.sys_flag, host)
+            or not Lane.fits(core.store, head.topic, queue_id, flags, host)
         ):
             return None
         if len(self._lanes) >= _LANES_MAX:
             self._lanes.clear()
-        lane = Lane(core.store, head.topic, queue_id, head.sys_flag)
+        lane = Lane(core.store, head.topic, queue_id, flags)
         self._lanes[head] = (lane, settings, core.config)
         return lane
 
@@ -153,20 +189,21 @@ class QuickSends:
 
     def end_group(self, connection: Connection) -> None:
         """The frames that came together are served: their answers go out when all are safe."""
-        group, batches = self._group, self._batches
-        if not group and not batches:
+        group, batches, delayed = self._group, self._batches, self._delayed
+        if not group and not batches and not delayed:
             return
-        self._group, self._batches = [], []
+        self._group, self._batches, self._delayed = [], [], []
         core = self._core
         core.ask_turn()
-        self._count(group, batches)
-        others = len(group) + len(batches) - 1
+        self._count(group, batches, delayed)
+        others = len(group) + len(batches) + len(delayed) - 1
         core.admission.grouped_count += others
 
         def sent(error: SluiceError | None) -> None:
             core.admission.grouped_count -= others
             if error is not None:
                 frames = [waiting[0] for waiting in group] + [batch.frame for batch in batches]
+                frames += [waiting[0] for waiting in delayed]
                 for command in map(remoting.decode, frames):
                     self._api.failed(connection, command, error)
                 return
@@ -176,6 +213,7 @@ class QuickSends:
                 for _, opaque, lane, place, keys in group
             ]
             answers += map(self._batch_answer, batches)
+            answers += map(self._delayed_answer, delayed)
             connection.send(b"".join(answers))
             if core.polls.is_awaited:
                 for _, _, lane, _, keys in group:
@@ -186,7 +224,9 @@ class QuickSends:
 
         tell(core.store, sent)
 
-    def _count(self, group: list[_Waiting], batches: list[_WaitingBatch]) -> None:
+    def _count(
+        self, group: list[_Waiting], batches: list[_WaitingBatch], delayed: list[_WaitingElsewhere]
+    ) -> None:
         stored = self._core.stats.stored
         sums: dict[str, list[int]] = {}
         for _, _, lane, place, _ in group:
@@ -197,6 +237,15 @@ class QuickSends:
             stored(topic, count, byte_count, calls=count)
         for batch in batches:
             stored(batch.lane.topic, len(batch.positions), batch.byte_count)
+        for _, _, _, topic, copied, _, _ in delayed:
+            stored(topic, 1, copied.size)
+
+    def _delayed_answer(self, waiting: _WaitingElsewhere) -> bytes:
+        _, opaque, lane, _, place, handle, unique = waiting
+        answer = quick_send_answer(
+            opaque, self._host_hex, place.position, lane.queue_id, place.queue_offset, unique
+        )
+        return with_field(answer, b"recallHandle", handle.encode()) if handle else answer
 
     def _batch_answer(self, batch: _WaitingBatch) -> bytes:
         positions = batch.positions

@@ -7,6 +7,7 @@ a wire nor a socket.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -41,6 +42,8 @@ REGION: Final = "DefaultRegion"
 _TIMER_NAMES: Final = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_MS", b"TIMER_DELAY_SEC")
 # Where one of these is in a message's properties it may be stored as something else than it is.
 _SPECIAL_NAMES: Final = (b"DELAY", b"TIMER_", b"TRAN_MSG", b"_SYS_MSG_", b"MSG_TTL_MS")
+_SPECIAL: Final = re.compile(b"|".join(_SPECIAL_NAMES))
+_SHORT_BYTES: Final = 512
 
 
 class Sending:
@@ -176,10 +179,11 @@ class Sending:
 
 def is_special(properties: bytes) -> bool:
     """Whether a message with these properties may be stored as something else than it is."""
-    for name in _SPECIAL_NAMES:  # noqa: SIM110  # any() costs three times as much, for every send
-        if name in properties:
-            return True
-    return False
+    # Asked once per send: this is the quickest for the properties of one message, which are short,
+    # and that for those of a batch.
+    if len(properties) < _SHORT_BYTES:
+        return _SPECIAL.search(properties) is not None
+    return any(properties.find(name) >= 0 for name in _SPECIAL_NAMES)
 
 
 def check_sendable(name: str) -> None:

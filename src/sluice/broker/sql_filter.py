@@ -33,7 +33,10 @@ from sluice.model import PropertyFilter
 TEXT_MAX: Final = 8192  # characters
 DEPTH_MAX: Final = 32
 PARTS_MAX: Final = 2048  # properties, literals and operators; the texts of an IN are not counted
-_KEPT_MAX: Final = 256  # filters, also wrong ones, that need not be read again
+# Filters, also wrong ones, that are kept: 25 MB of short ones at most, and 10 MB of long ones.
+_SHORT_MAX: Final = 1024  # characters
+_SHORT_KEPT_MAX: Final = 512
+_LONG_KEPT_MAX: Final = 32
 _QUOTED_MAX: Final = 40
 _DIGITS_MAX: Final = 20  # what is longer is too large
 
@@ -71,14 +74,17 @@ class SqlFilter(NamedTuple):
 
 
 def read_filter(text: str) -> SqlFilter:
-    """The filter of an SQL text; raises SubscriptionIllegal with the place of the fault."""
-    result = _read(text)
+    """The filter of an SQL text; raises SubscriptionIllegal with the place of the fault.
+
+    A filter takes some sixty times the memory of its text. So callers keep texts, and ask for the
+    filter each time: those in use are kept here.
+    """
+    result = _read_short(text) if len(text) <= _SHORT_MAX else _read_long(text)
     if isinstance(result, str):
         raise SubscriptionIllegal(result)
     return result
 
 
-@lru_cache(maxsize=_KEPT_MAX)
 def _read(text: str) -> SqlFilter | str:
     if len(text) > TEXT_MAX:
         return f"the SQL filter has {len(text)} characters, {TEXT_MAX} at most"
@@ -89,6 +95,10 @@ def _read(text: str) -> SqlFilter | str:
         return str(error)
     test = PropertyFilter(_test_of(root.run), root.steps, compiled(root.screen))
     return SqlFilter(test, parser.ignored_at())
+
+
+_read_short = lru_cache(maxsize=_SHORT_KEPT_MAX)(_read)
+_read_long = lru_cache(maxsize=_LONG_KEPT_MAX)(_read)
 
 
 def _test_of(run: nodes.Run) -> Callable[[bytes], bool]:

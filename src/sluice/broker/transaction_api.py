@@ -28,6 +28,8 @@ from sluice.protocol.remoting_schemas import ext_of
 from sluice.protocol.remoting_transactions import OpenHalf, write_open_halves
 
 LISTED_MAX: Final = 256
+_NUMBERS: Final = ("tranStateTableOffset", "commitLogOffset", "commitOrRollback")
+_PLAIN: Final = re.compile(r"[0-9]{1,18}")
 # Address and port of a store, then a position in its log: IPv4 or IPv6, in hex.
 _MESSAGE_ID: Final = re.compile(r"(?:[0-9a-fA-F]{16}|[0-9a-fA-F]{40})([0-9a-fA-F]{16})")
 
@@ -48,14 +50,18 @@ class TransactionApi(AdminPart):
         }
 
     def _end(self, connection: Connection, command: RemotingCommand) -> None:
-        fields = self._fields(command)
-        ending = Ending(
-            fields["producerGroup"],
-            fields["tranStateTableOffset"],
-            fields["commitLogOffset"],
-            fields["commitOrRollback"],
-            bool(fields["fromTransactionCheck"]),
-        )
+        ext = command.ext
+        texts = [ext.get(name, "") for name in _NUMBERS]
+        if "producerGroup" in ext and "msgId" in ext and all(map(_PLAIN.fullmatch, texts)):
+            group = ext["producerGroup"]
+            offset, position, verdict = map(int, texts)
+            from_check = ext.get("fromTransactionCheck", "").lower() == "true"
+        else:
+            fields = self._fields(command)  # it knows what is wrong, or unusual
+            group = fields["producerGroup"]
+            offset, position, verdict = (fields[name] for name in _NUMBERS)
+            from_check = bool(fields["fromTransactionCheck"])
+        ending = Ending(group, offset, position, verdict, from_check)
         self._core.transactions.end(ending, self._when_durable(connection, command))
 
     def _ask(self, client: Client, half: Half, checks: int) -> None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from sluice.broker import half_messages as forms
@@ -63,7 +64,7 @@ SPREAD_SLACK: Final = 100_000  # done ones between open ones, which a start read
 PROGRESS_MS: Final = 1000
 PROGRESS_BYTES: Final = 16 << 20
 ENDED_MAX: Final = 16_384
-_READS_MAX: Final = 256
+_READS_MAX: Final = 128  # that wait for the disk
 _ENDS_HELD_MAX: Final = 16
 _UNITS: Final = 1024
 _HOUR_MS: Final = 3_600_000
@@ -201,12 +202,22 @@ class Transactions:
         self.catch_up()
         offset = self.table.find(position)
         if offset is not None and self.table.is_open(offset):
-            position = self.table.position(offset)
+            return self._open_half_at(self.table.position(offset))
         return self._half_at(position)
 
     def _half_at(self, position: int) -> Half | None:
+        """The half message at a position, if there is one. May raise ColdRead."""
         entry = self._store.entry_at(position)
         return None if entry is None else forms.read_half(entry)
+
+    def _open_half_at(self, position: int) -> Half | None:
+        """The same where one is known to be; it is looked at once if it is in memory for sure."""
+        log = self._store.log
+        if position >= self._store.reader.hot_from:
+            at = position % log.segment_bytes
+            with suppress(records.BadRecord):  # the other way tells what is wrong with it
+                return forms.read_half(log.segments[position - at].file.view(), at, position)
+        return self._half_at(position)
 
     def _end_found(
         self, half: Half | None, error: BaseException | None, ending: Ending, done: Done
@@ -354,7 +365,7 @@ class Transactions:
 
         if offset not in self._reading:
             self._reading.add(offset)
-            self._store.call(lambda: self._half_at(self.table.position(offset)), read)
+            self._store.call(lambda: self._open_half_at(self.table.position(offset)), read)
 
     def _give_up(self, offset: int, error: BaseException | None) -> None:
         """An entry that cannot be read can be neither asked about nor committed."""
@@ -464,6 +475,8 @@ class Transactions:
         for count, offset in enumerate(table.open_from(table.lowest_open)):
             if table.position(offset) >= position or count == RESCUED_MAX:
                 break
+            if len(self._reading) >= _READS_MAX:
+                break  # the disk is asked for as many as it may be
             self._read(offset, self._copy)
         # Of those that were read at once the log has copies, before anything of it goes.
         lowest = table.lowest_open
@@ -577,5 +590,5 @@ class Transactions:
 
     def _tell_apache(self, half: int, operation: int) -> None:
         """Progress as Apache's broker keeps it; after our own note, which is never behind it."""
-        self._core.offsets.commit(GROUP, HALF_TOPIC, 0, half)
-        self._core.offsets.commit(GROUP, OP_TOPIC, 0, operation)
+        self._core.offsets.note_own(GROUP, HALF_TOPIC, 0, half)
+        self._core.offsets.note_own(GROUP, OP_TOPIC, 0, operation)

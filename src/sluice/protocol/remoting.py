@@ -234,6 +234,18 @@ def _decode_binary(header: bytes, body: Frame) -> RemotingCommand:
     )
 
 
+_names: Final[dict[bytes, str]] = {}  # fields have few names, and each stands in every request
+_NAMES_MAX: Final = 512
+_NAME_BYTES_MAX: Final = 64
+
+
+def _name(raw: bytes) -> str:
+    name = raw.decode("utf-8", "replace")
+    if len(_names) < _NAMES_MAX and len(raw) <= _NAME_BYTES_MAX:
+        _names[raw] = name
+    return name
+
+
 def walk_fields(data: bytes) -> dict[str, str]:
     """The fields that `data` consists of, without a byte left over."""
     fields: dict[str, str] = {}
@@ -243,10 +255,11 @@ def walk_fields(data: bytes) -> dict[str, str]:
         while at < end:
             key_end = at + 2 + (data[at] << 8 | data[at + 1])
             (size,) = _U32.unpack_from(data, key_end)
-            key = data[at + 2 : key_end].decode("utf-8", "replace")
+            raw = data[at + 2 : key_end]
             begin = key_end + 4
             at = begin + size
             if size:
+                key = _names.get(raw) or _name(raw)
                 fields[key] = data[begin:at].decode("utf-8", "replace")
     except (IndexError, struct_error):
         raise ProtocolError("a field of the binary header is cut short") from None

@@ -387,6 +387,15 @@ def quick_send_answer(
     )
 
 
+def with_field(answer: bytes, name: bytes, value: bytes) -> bytes:
+    """An answer with a binary header and no body, with one more field."""
+    more = b"%c%c%b%b%b" % (0, len(name), name, len(value).to_bytes(4, "big"), value)
+    total, mark, *others, size = _HEAD.unpack_from(answer)
+    count = len(more)
+    head = _HEAD.pack(total + count, mark + count, *others, size + count)
+    return head + answer[_HEAD.size :] + more
+
+
 def pull_answer_head(
     request: RemotingCommand,
     code: int,

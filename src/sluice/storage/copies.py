@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from isal.isal_zlib import crc32
 
 from sluice.errors import RecordDamaged
+from sluice.model import Buffer
 from sluice.protocol import records
 from sluice.protocol.lifetimes import EXPIRES_NAME
 from sluice.storage.files import OpenFile
@@ -24,6 +25,8 @@ from sluice.storage.queue_index import SIMPLE_UNIT, ColdRead, QueueIndex
 
 if TYPE_CHECKING:
     from sluice.storage.store import Store
+
+Keys = tuple[bytes, bytes, bytes]  # what `records.message_keys` finds
 
 # As `records.Encoder` writes it, with addresses of IPv4.
 _HEAD: Final = Struct(">iIIiiqqiq8sq8siqi")
@@ -47,8 +50,17 @@ class Original(NamedTuple):
     born_host: bytes
     store_ms: int
     reconsume_times: int
-    body: memoryview
+    body: Buffer
     properties: bytes  # without the checksum
+
+
+class Copied(NamedTuple):
+    """What was made of it."""
+
+    position: int
+    size: int
+    queue_offset: int
+    tags_code: int
 
 
 def read_original(store: Store, position: int) -> Original | None:
@@ -118,11 +130,14 @@ def stage_copy(
     queue: QueueIndex,
     original: Original,
     properties: bytes,
-) -> tuple[int, int] | None:
-    """Stage an entry with the original's body, and its position as origin; size and tags code.
+    tags_code: int | None = None,
+    keys: Keys | None = None,
+) -> Copied | None:
+    """Stage an entry with the original's body, and its position as origin.
 
-    None: it has to be staged the plain way. `properties` end with their separator. Nobody is told
-    when it is confirmed: see `lanes.tell`.
+    None: it has to be staged the plain way. `properties` end with their separator; code and keys
+    are found among them where they are not given. Nobody is told when it is confirmed: see
+    `lanes.tell`.
     """
     encoder, log = store.encoder, store.log
     topic = queue.topic_bytes
@@ -147,12 +162,17 @@ def stage_copy(
     )
     entry = b"".join((head, body, topic_field, properties_bytes.to_bytes(2, "big"), properties))
     log.stage(entry + records.crc_property(crc32(entry)))
-    value = records.property_value
-    tag = value(properties, b"TAGS")
-    code = records.java_hash(tag) if tag else 0
-    keys = value(properties, b"UNIQ_KEY") or b"", value(properties, b"KEYS") or b"", tag or b""
+    if keys is None:
+        value = records.property_value
+        keys = (
+            value(properties, b"UNIQ_KEY") or b"",
+            value(properties, b"KEYS") or b"",
+            value(properties, b"TAGS") or b"",
+        )
+    if tags_code is None:
+        tags_code = records.java_hash(keys[2]) if keys[2] else 0
     found = ((topic, keys, position, store_ms),) if indexed(sys_flag) else ()
-    unit = SIMPLE_UNIT.pack(position, size, code)
+    unit = SIMPLE_UNIT.pack(position, size, tags_code)
     queue.next_offset = offset + 1
     store.staged.append((queue, unit, 1, found, position + size, None, False))
-    return size, code
+    return Copied(position, size, offset, tags_code)

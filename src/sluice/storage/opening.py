@@ -192,7 +192,12 @@ def _restore_tables(
         return False
     # The kinds of topics must be known before the first entry is put into a queue, hence a pass of
     # its own.
-    tables.tables = {**config.foreign, **config.ours} if snapshot is None else {}
+    if snapshot is None:
+        # Copies: the log may say something older, and is told afterwards what the files say.
+        both = {**config.foreign, **config.ours}
+        tables.tables = {name: dict(table) for name, table in both.items()}
+    else:
+        tables.tables = {}
     scan = recoveries.Scan(
         store.log,
         store.queue,

@@ -29,7 +29,7 @@ import org.apache.rocketmq.remoting.protocol.heartbeat.MessageModel;
 public final class Filter {
     private static final int BATCH = 16;
     private static final long POLL_MS = 200;
-    private static final int TRIES_MAX = 5;
+    private static final int TRIES_MAX = 100;
     private static final int SEND_MS = 30_000;
 
     private final Options options;
@@ -183,7 +183,10 @@ public final class Filter {
         });
     }
 
-    /** One pull, and where the next one begins; on a busy machine the first may come too late. */
+    /**
+     * One pull, and where the next one begins. A client that has not had a broker's heartbeat yet
+     * takes it for one that knows no SQL; and on a busy machine an answer may come too late.
+     */
     private static long pulled(int reader, DefaultMQPullConsumer consumer, MessageQueue queue,
             MessageSelector selector, long offset) throws Exception {
         for (int tries = 1; ; tries++) {
@@ -193,10 +196,11 @@ public final class Filter {
                     received(reader, result.getMsgFoundList());
                 }
                 return result.getNextBeginOffset();
-            } catch (RemotingException error) {
+            } catch (RemotingException | MQClientException error) {
                 if (tries == TRIES_MAX) {
                     throw error;
                 }
+                Thread.sleep(POLL_MS);
             }
         }
     }

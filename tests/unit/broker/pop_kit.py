@@ -12,11 +12,12 @@ from sluice.broker.topics import TopicSettings
 from sluice.errors import SluiceError
 from sluice.model import Message
 from sluice.protocol import records
+from sluice.protocol.remoting import RemotingCommand
 from sluice.storage.background import Inline
 from sluice.storage.memory_files import KeepAll, KeepPolicy, MemoryFiles
 from sluice.storage.opening import open_store
 from sluice.storage.store import ColdRead
-from tests.unit.broker.broker_kit import broker_config
+from tests.unit.broker.broker_kit import BROKER, broker_config
 
 GROUP, TOPIC = "readers", "orders"
 RETRY_TOPIC = "%RETRY%readers_orders"
@@ -114,9 +115,9 @@ class PopBench:
         }
         return PopRequest(**fields)
 
-    def ask(self, **changes: Any) -> list[tuple[Popped | None, bool, SluiceError | None]]:
+    def ask(self, **changes: Any) -> list[tuple[Popped | None, str, SluiceError | None]]:
         """Ask for messages; the answer comes into the list."""
-        seen: list[tuple[Popped | None, bool, SluiceError | None]] = []
+        seen: list[tuple[Popped | None, str, SluiceError | None]] = []
         self.core.pops.pop(self.request(**changes), self, lambda *answer: seen.append(answer))
         self.settle()
         return seen
@@ -177,3 +178,57 @@ def taken_of(popped: Popped | None) -> list[Taken]:
         for part in popped.parts
         for _ in part.offsets
     ]
+
+
+def pop_in_order(bench: PopBench, **changes: object) -> list[Taken]:
+    return bench.pop(order=True, **changes)
+
+
+def counts(bench: PopBench, **changes: object) -> list[tuple[int, int]]:
+    ((popped, _, _),) = bench.ask(order=True, **changes)
+    assert popped is not None
+    return popped.parts[0].counts
+
+
+# --------------------------------------------------------------------------------- over the wire
+
+
+def pop_fields(**changes: object) -> dict[str, object]:
+    return {
+        "consumerGroup": GROUP,
+        "topic": TOPIC,
+        "queueId": -1,
+        "maxMsgNums": 32,
+        "invisibleTime": 60_000,
+        "pollTime": 0,
+        "bornTime": 0,
+        "initMode": 0,
+        **changes,
+    }
+
+
+def messages(answer: RemotingCommand) -> list[records.Entry]:
+    found, at = [], 0
+    body = bytes(answer.body)
+    while at < len(body):
+        found.append(records.decode(body, at))
+        at += found[-1].size
+    return found
+
+
+def ticket(answer: RemotingCommand, number: int = 0) -> dict[str, object]:
+    """What Java's client shows of a message of the topic itself: built of the answer's texts."""
+    ext = answer.ext
+    rows = [row.split(" ") for row in ext["msgOffsetInfo"].split(";")]
+    places = [(row, offset) for row in rows for offset in row[2].split(",")]
+    (mark, queue_id, _), offset = places[number]
+    starts = dict(row.rsplit(" ", 1) for row in ext["startOffsetInfo"].split(";"))
+    start = starts[f"{mark} {queue_id}"]
+    parts = (start, ext["popTime"], ext["invisibleTime"], ext["reviveQid"], mark, BROKER, queue_id)
+    return {
+        "consumerGroup": GROUP,
+        "topic": TOPIC if mark == "0" else f"%RETRY%{GROUP}_{TOPIC}",
+        "queueId": queue_id,
+        "offset": offset,
+        "extraInfo": " ".join((*parts, offset)),
+    }

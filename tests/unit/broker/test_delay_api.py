@@ -9,6 +9,8 @@ import orjson
 import pytest
 
 from sluice.clock import wall_ms
+from sluice.link import RemotingLink
+from sluice.protocol.remoting import BINARY
 from sluice.protocol.remoting_codes import RequestCode as Request
 from tests.unit.broker.broker_kit import BROKER, Rig, running, send_fields
 from tests.unit.loops import run_once, until
@@ -230,5 +232,33 @@ def test_the_limit_of_timers_follows_its_setting() -> None:
             body = b"timerMaxDelaySec=7\n"
             await rig.done(Request.UPDATE_BROKER_CONFIG, body=body)
             await rig.done(Request.SEND_MESSAGE_V2, fields, b"x")
+
+    run_once(work())
+
+
+def test_sends_with_binary_headers_are_answered_as_those_with_json() -> None:
+    async def work() -> None:
+        clock = Clock()
+        async with running(now_ms=clock) as rig:
+            await rig.make_topic("orders")
+            quick = await RemotingLink.open(rig.broker.address, serialization=BINARY)
+            kinds: tuple[dict[str, str], ...] = ({"TIMER_DELAY_SEC": "60"}, {"DELAY": "2"}, {})
+            for number, asked in enumerate(kinds):
+                answers = []
+                for link in (rig.link, quick):
+                    fields = send_fields("orders", 1, **asked, UNIQ_KEY=f"U{number}", WAIT="true")
+                    answers.append(await rig.ask(Request.SEND_MESSAGE_V2, fields, b"x", link=link))
+                assert [answer.code for answer in answers] == [0, 0]
+                first, second = (answer.ext for answer in answers)
+                assert first.keys() == second.keys()
+                assert ("recallHandle" in second) == ("TIMER_DELAY_SEC" in asked)
+                assert int(second["queueOffset"]) == int(first["queueOffset"]) + 1
+                assert second["queueId"] == "1"
+            delays = rig.broker.core.delays
+            await until(lambda: (delays.waiting_timers, delays.waiting_levels) == (2, 2))
+            clock.ahead_ms = 60_000
+            await until(lambda: delays.fired == 4)
+            assert rig.broker.store.max_offset("orders", 1) == 6
+            await quick.close()
 
     run_once(work())

@@ -206,6 +206,18 @@ def test_a_message_that_a_consumer_sends_back_may_carry_what_the_broker_gave_it(
     assert not any(name.startswith("TIMER_") for each in texts for name in each)
 
 
+def test_a_message_that_was_delivered_can_be_sent_again_as_it_is(box: Box) -> None:
+    """So does `mqadmin queryMsgById -s true`."""
+    box.send(b"x", TIMER_DELAY_MS="500", UNIQ_KEY="u")
+    box.pass_ms(500)
+    carried = properties_of(box.entries()[0])
+    assert {"TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"} <= carried.keys()
+    box.send(b"again", TOPIC, 0, **carried)
+    assert box.bodies() == [b"x", b"again"], "at once: it has waited"
+    with pytest.raises(MessageIllegal, match="is the broker's own"):
+        box.send(b"forged", TOPIC, 0, **carried, TIMER_DEL_UNIQKEY="u")
+
+
 # ------------------------------------------------------------------------------------------- order
 
 

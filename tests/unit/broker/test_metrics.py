@@ -23,7 +23,7 @@ from tests.unit.broker.broker_kit import (
     running,
     send_fields,
 )
-from tests.unit.broker.test_pop_api import pop_fields, ticket
+from tests.unit.broker.pop_kit import pop_fields, ticket
 from tests.unit.loops import run_once, until
 from tests.unit.prometheus_text import Read, read_page
 

@@ -183,11 +183,14 @@ def test_questions_of_one_tick_are_bounded() -> None:
     assert len(questions(broker)) == count - service.LOOKS_A_TICK
 
 
-def test_a_half_message_that_cannot_be_read_is_given_up() -> None:
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_half_message_that_cannot_be_read_is_given_up(restart: bool) -> None:
     broker = Broker()
     placed = broker.begin(b"x" * 100)
     good = broker.begin(b"good")
-    broker.reopen()
+    broker.tick()
+    if restart:
+        broker.reopen()
     broker.join()
     segment = next(iter(broker.core.store.log.segments.values()))
     segment.file.pwritev([b"\0\0\0"], placed.position + 100)
@@ -380,7 +383,9 @@ def test_progress_is_noted_for_ourselves_and_for_apache() -> None:
     assert offsets.committed(service.GROUP, HALF_TOPIC, 0) == 7
     assert offsets.committed(service.GROUP, OP_TOPIC, 0) == len(broker.operations())
     # Nobody else has a say in them.
-    offsets.commit(service.GROUP, HALF_TOPIC, 0, 100)
+    assert not offsets.commit(service.GROUP, HALF_TOPIC, 0, 100)
+    assert offsets.committed(service.GROUP, HALF_TOPIC, 0) == 7
+    offsets.reset(service.GROUP, HALF_TOPIC, 0, 100)
     broker.begin(b"later")
     broker.tick(1100)
     assert offsets.committed(service.GROUP, HALF_TOPIC, 0) == 7
@@ -419,7 +424,7 @@ def test_apache_may_have_gone_on_meanwhile() -> None:
         )
     )
     broker.settle()
-    core.offsets.commit(service.GROUP, HALF_TOPIC, 0, 2)
+    core.offsets.note_own(service.GROUP, HALF_TOPIC, 0, 2)
     core.store.offsets.send()
     core.store.write_staged()
     broker.crash()

@@ -10,54 +10,11 @@ import orjson
 import pytest
 
 from sluice.protocol import records
-from sluice.protocol.remoting import RemotingCommand
 from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.protocol.remoting_codes import ResponseCode as Response
 from tests.unit.broker.broker_kit import BROKER, Rig, running
+from tests.unit.broker.pop_kit import GROUP, TOPIC, messages, pop_fields, ticket
 from tests.unit.loops import run_once, until
-
-GROUP, TOPIC = "readers", "orders"
-
-
-def pop_fields(**changes: object) -> dict[str, object]:
-    return {
-        "consumerGroup": GROUP,
-        "topic": TOPIC,
-        "queueId": -1,
-        "maxMsgNums": 32,
-        "invisibleTime": 60_000,
-        "pollTime": 0,
-        "bornTime": 0,
-        "initMode": 0,
-        **changes,
-    }
-
-
-def messages(answer: RemotingCommand) -> list[records.Entry]:
-    found, at = [], 0
-    body = bytes(answer.body)
-    while at < len(body):
-        found.append(records.decode(body, at))
-        at += found[-1].size
-    return found
-
-
-def ticket(answer: RemotingCommand, number: int = 0) -> dict[str, object]:
-    """What Java's client shows of a message of the topic itself: built of the answer's texts."""
-    ext = answer.ext
-    rows = [row.split(" ") for row in ext["msgOffsetInfo"].split(";")]
-    places = [(row, offset) for row in rows for offset in row[2].split(",")]
-    (mark, queue_id, _), offset = places[number]
-    starts = dict(row.rsplit(" ", 1) for row in ext["startOffsetInfo"].split(";"))
-    start = starts[f"{mark} {queue_id}"]
-    parts = (start, ext["popTime"], ext["invisibleTime"], ext["reviveQid"], mark, BROKER, queue_id)
-    return {
-        "consumerGroup": GROUP,
-        "topic": TOPIC if mark == "0" else f"%RETRY%{GROUP}_{TOPIC}",
-        "queueId": queue_id,
-        "offset": offset,
-        "extraInfo": " ".join((*parts, offset)),
-    }
 
 
 async def filled(rig: Rig, count: int = 2) -> None:
@@ -106,6 +63,7 @@ def test_nothing_to_pop_is_said_in_rocketmqs_words() -> None:
             assert (await rig.done(Request.POLLING_INFO, queue)).ext == {"pollingNum": "1"}
             full = await rig.ask(Request.POP_MESSAGE, fields)
             assert full.code == Response.POLLING_FULL
+            assert "(held_polls_max)" in (full.remark or "")
             await rig.send(TOPIC, b"late", queue_id=1)
             assert [bytes(entry.body) for entry in messages(await held)] == [b"late"]
 
@@ -119,6 +77,8 @@ def test_old_requests_are_answered_by_nobody() -> None:
             fields = pop_fields(bornTime=rig.broker.core.now_ms() - 60_000, pollTime=15_000)
             answer = await rig.ask(Request.POP_MESSAGE, fields)
             assert answer.code == Response.POLLING_TIMEOUT
+            assert "timeout too much" in (answer.remark or "")
+            assert answer.ext["restNum"] == answer.ext["popTime"] == "0", "Java reads them"
             del fields["bornTime"]
             assert len(messages(await rig.done(Request.POP_MESSAGE, fields))) == 2
 
@@ -276,9 +236,11 @@ def test_tickets_that_are_refused(changes: dict[str, object], code: int) -> None
             await filled(rig)
             answer = await rig.done(Request.POP_MESSAGE, pop_fields())
             fields = {**ticket(answer), **changes}
-            for asked in (Request.ACK_MESSAGE, Request.CHANGE_MESSAGE_INVISIBLETIME):
-                found, remark = await rig.refused(asked, {**fields, "invisibleTime": 5_000})
-                assert (found, bool(remark)) == (code, True)
+            assert (await rig.refused(Request.ACK_MESSAGE, fields))[0] == code
+            fields["invisibleTime"] = 5_000
+            refused = await rig.ask(Request.CHANGE_MESSAGE_INVISIBLETIME, fields)
+            assert (refused.code, bool(refused.remark)) == (code, True)
+            assert sorted(refused.ext) == ["invisibleTime", "popTime", "reviveQid"]
             assert rig.broker.core.pops.state.in_flight == 2
 
     run_once(work())
@@ -289,7 +251,9 @@ def test_queues_that_do_not_exist_have_rocketmqs_code() -> None:
         async with running() as rig:
             await filled(rig)
             fields = {**ticket(await rig.done(Request.POP_MESSAGE, pop_fields()))}
-            fields |= {"queueId": 9, "extraInfo": "0 1 60000 0"}
+            fields |= {"queueId": 9}
+            assert (await rig.refused(Request.ACK_MESSAGE, fields))[0] == 13
+            fields |= {"extraInfo": "0 1 60000 0"}
             assert (await rig.refused(Request.ACK_MESSAGE, fields))[0] == 13
 
     run_once(work())
@@ -302,7 +266,9 @@ def test_order_over_the_wire() -> None:
             fields = pop_fields(order="true", queueId=0, maxMsgNums=1)
             first = await rig.done(Request.POP_MESSAGE, fields)
             assert (first.ext["reviveQid"], first.ext["orderCountInfo"]) == ("999", "0 0 0")
-            assert (await rig.ask(Request.POP_MESSAGE, fields)).code == Response.POLLING_TIMEOUT
+            blocked = await rig.ask(Request.POP_MESSAGE, fields)
+            assert blocked.code == Response.POLLING_TIMEOUT
+            assert (blocked.ext["reviveQid"], blocked.ext["orderCountInfo"]) == ("999", "")
             changed = await rig.done(
                 Request.CHANGE_MESSAGE_INVISIBLETIME, {**ticket(first), "invisibleTime": 20}
             )
@@ -328,7 +294,7 @@ def test_notices_peeks_and_a_rollback() -> None:
             assert (await rig.done(Request.NOTIFICATION, fields)).ext["hasMsg"] == "true"
             peeked = await rig.done(Request.PEEK_MESSAGE, fields)
             assert [bytes(entry.body) for entry in messages(peeked)] == [b"1"]
-            assert peeked.ext["restNum"] == "0"
+            assert peeked.ext["restNum"] == "1"
             await rig.done(Request.POP_ROLLBACK)
             assert rig.broker.core.pops.state.in_flight == 0
 

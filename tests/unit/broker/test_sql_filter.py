@@ -282,12 +282,23 @@ def test_what_follows_a_whole_filter_is_told() -> None:
 
 
 def test_wrong_and_right_filters_are_read_once() -> None:
-    sql_filter._read.cache_clear()
+    short, long = sql_filter._read_short, sql_filter._read_long
+    for kept in (short, long):
+        kept.cache_clear()
     for _ in range(3):
         read_filter("a = 5")
+        read_filter("a = 5" + " " * 2000)
         with pytest.raises(SubscriptionIllegal):
             read_filter("a = ")
-    assert sql_filter._read.cache_info().misses == 2
+    assert (short.cache_info().misses, long.cache_info().misses) == (2, 1)
+
+
+def test_the_filters_that_are_kept_are_bounded() -> None:
+    for number in range(2000):
+        read_filter(f"a = {number}")
+        read_filter(f"a = {number}" + " " * 2000)
+    assert sql_filter._read_short.cache_info().currsize == 512
+    assert sql_filter._read_long.cache_info().currsize == 32
 
 
 WORDS = st.sampled_from(
@@ -327,7 +338,7 @@ def test_the_deepest_filter_needs_little_of_the_stack() -> None:
     frame_count = len(_frames())
     sys.setrecursionlimit(frame_count + 10 * DEPTH_MAX)
     try:
-        sql_filter._read.cache_clear()
+        sql_filter._read_short.cache_clear()
         assert not read_filter(text).test.matches(MESSAGE)
         assert read_filter(deepest).test.matches(MESSAGE) in (True, False)
     finally:

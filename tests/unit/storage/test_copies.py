@@ -63,7 +63,8 @@ def test_a_copy_has_the_bytes_of_a_plain_append(disk: Disk) -> None:
     staged = stage_copy(store, queue, original, properties)
     tell(store, told.append)
     store.write_staged()
-    assert (staged, told) == ((first.size, records.java_hash(b"TagA")), [None])
+    assert staged == (first.end, first.size, 1, records.java_hash(b"TagA"))
+    assert told == [None]
     copy = store.entry_at(first.end)
     expected = store.encoder.encode(plain, b"to", first.size, 1, first.end, first.store_ms)
     assert copy is not None
