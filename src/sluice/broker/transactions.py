@@ -199,8 +199,10 @@ class Transactions:
 
     def _find(self, position: int) -> Half | None:
         """The half message that lies or lay there. May raise ColdRead."""
-        self.catch_up()
         offset = self.table.find(position)
+        if offset is None:
+            self.catch_up()
+            offset = self.table.find(position)
         if offset is not None and self.table.is_open(offset):
             return self._open_half_at(self.table.position(offset))
         return self._half_at(position)
