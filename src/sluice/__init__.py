@@ -30,6 +30,7 @@ What exists today, and where (arrows of import point down only; tests/tidy/test_
       memory_queues.py topics in memory only
       delays.py        messages that come later; delay_*.py its parts, timer_index.py what waits
       retries.py       what consumers fail with; retry_notes.py so that it is stored once
+      pops.py          messages that are popped and acknowledged; pop_*.py its parts
       dead_letters.py  the desk for dead letters     ordering.py  queues that are read in order
       transactions.py  half messages, their ends, questions to producers; half_*.py its parts
       metrics.py       what is measured
@@ -76,10 +77,12 @@ if TYPE_CHECKING:
     from sluice.client.core.subscriptions import Sql
     from sluice.client.core.transactions import TransactionState
     from sluice.client.sync.consumers import PullConsumer, PushConsumer
+    from sluice.client.sync.database import DatabaseProducer
     from sluice.client.sync.producers import Producer, TransactionProducer
     from sluice.protocol.json_members import MessageQueue
 
 _NAMES = {
+    "DatabaseProducer": "client.sync.database",
     "Message": "client.core.messages",
     "MessageQueue": "protocol.json_members",
     "Observer": "client.aio.observers",
@@ -95,6 +98,7 @@ _NAMES = {
 }
 
 __all__ = [
+    "DatabaseProducer",
     "Message",
     "MessageQueue",
     "Observer",

@@ -25,6 +25,7 @@ import ipaddress
 import logging
 import socket
 import ssl
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -47,8 +48,17 @@ _PARTS_PER_TURN: Final = 8
 _PER_ADDRESS: Final = "connections_per_address_max"
 log_lines = logging.getLogger("sluice.net")
 
-# One buffer to receive into serves all connections: nothing stays in it between two calls.
-_scratch = bytearray(SCRATCH_BYTES)
+
+class _Scratch(threading.local):
+    """One buffer to receive into serves all connections of a thread: nothing stays in it between
+    two calls. Another thread's event loop would receive into it between the two.
+    """
+
+    def __init__(self) -> None:
+        self.buffer = bytearray(SCRATCH_BYTES)
+
+
+_scratch = _Scratch()
 
 
 class Handler(Protocol):
@@ -129,7 +139,7 @@ class Connection(asyncio.BufferedProtocol):
         self._limits = limits
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._reader = FrameReader(limits.frame_bytes_max, _scratch)
+        self._reader = FrameReader(limits.frame_bytes_max, _scratch.buffer)
         self._transport: asyncio.Transport | None = None
         self._out: list[Buffer] = []
         self._out_bytes = 0  # of this turn, not handed over yet

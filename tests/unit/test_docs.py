@@ -4,6 +4,8 @@ A block of a Markdown file is tested when the line before it is `<!-- tested -->
 block, the lines that start with `$ ` are run one after another in the repository; the lines below
 each are its output. In them `...` stands for any text within a line, and a line of only `...` for
 any number of lines. A python block is run in an empty directory and must end without an error.
+After `<!-- tested with a broker -->` it is run beside a nameserver and a broker of its page, whose
+address NAMESRV_ADDR has.
 """
 
 from __future__ import annotations
@@ -18,10 +20,15 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.unit.client.admin_kit import Site
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("requirements/*.md")])
 
 _BLOCK = re.compile(r"^<!-- tested -->\n```([a-z]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_BROKER_BLOCK = re.compile(
+    r"^<!-- tested with a broker -->\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -101,6 +108,32 @@ def test_programs_run(page: Path, tmp_path: Path) -> None:
                 check=False,
             )
             assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_programs_that_need_a_broker_run(tmp_path: Path) -> None:
+    pages = [(page, _BROKER_BLOCK.findall(page.read_text(encoding="utf-8"))) for page in PAGES]
+    site = Site()
+    site.start()
+    try:
+        for page, programs in pages:
+            for program in programs:
+                done = subprocess.run(
+                    [sys.executable, "-W", "error", "-c", program],
+                    cwd=tmp_path,
+                    env={
+                        **os.environ,
+                        "NAMESRV_ADDR": site.nameserver.address,
+                        "PYTHONPATH": str(ROOT / "src"),
+                    },
+                    capture_output=True,
+                    text=True,
+                    timeout=60,
+                    check=False,
+                )
+                assert done.returncode == 0, f"{page.name}: {program}{done.stderr}"
+                assert "Traceback" not in done.stderr
+    finally:
+        site.stop()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

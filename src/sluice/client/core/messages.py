@@ -1,0 +1,491 @@
+"""This module holds the values that users handle: messages in both directions, results of sends.
+
+A `ReceivedMessage` is a view of the bytes that a pull brought. What a consumer does not look at is
+never made into text, so that reading costs little. This module does no IO and asks no clock.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from enum import Enum
+from functools import lru_cache
+from itertools import count
+from struct import error as struct_error
+from typing import Any, Final, NamedTuple
+
+from isal.isal_zlib import crc32
+
+from sluice.errors import MessageIllegal, MessageInvalid, ProtocolError
+from sluice.model import Buffer
+from sluice.protocol import records
+from sluice.protocol.client_frames import ENTRY_HEAD, SentFields
+from sluice.protocol.json_members import MessageQueue
+from sluice.protocol.message_batches import split_batch
+
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+DELAY_LEVEL_MAX: Final = 18
+# Names that RocketMQ gives a meaning of their own; users set them through arguments.
+RESERVED: Final = frozenset(
+    (
+        *("TRACE_ON", "MSG_REGION", "KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC"),
+        *("REAL_QID", "TRAN_MSG", "PGROUP", "MIN_OFFSET", "MAX_OFFSET", "BUYER_ID", "UNIQ_KEY"),
+        *("ORIGIN_MESSAGE_ID", "TRANSFER_FLAG", "CORRECTION_FLAG", "MQ2_FLAG", "RECONSUME_TIME"),
+        *("MAX_RECONSUME_TIMES", "CONSUME_START_TIME", "CLUSTER", "MSG_TYPE", "POP_CK", "TTL"),
+        *("TIMER_DELIVER_MS", "TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_OUT_MS", "__CRC32#"),
+        *("TRAN_PREPARED_QUEUE_OFFSET", "__transactionId__", "CORRELATION_ID", "REPLY_TO_CLIENT"),
+    )
+)
+_SEPARATORS: Final = ("\x01", "\x02")
+_FLAG_COMPRESSED: Final = records.SYS_COMPRESSED
+_ZLIB: Final = 0x300
+COMPRESSED_ZLIB: Final = _FLAG_COMPRESSED | _ZLIB
+# Whoever made a message larger than a broker takes, made it to fill the memory of its readers.
+_BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+_MASK_31: Final = 0x7FFFFFFF
+
+
+class Message:
+    """A message to send. `keys` find it again, `tags` filter it, `properties` are the user's own.
+
+    Of the times at most one: a delay level (1 to 18, RocketMQ's fixed steps), seconds from now,
+    or a time. `sharding_key` keeps messages of one key in order: they go to one queue.
+    """
+
+    __slots__ = (
+        *("body", "delay_level", "delay_ms", "deliver_at_ms", "extra", "flag", "keys"),
+        *("properties", "sharding_key", "tags", "topic"),
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes | bytearray | memoryview | str,
+        *,
+        tags: str = "",
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str = "",
+        delay_level: int = 0,
+        delay_seconds: float = 0,
+        deliver_at: datetime | float | None = None,
+        flag: int = 0,
+    ) -> None:
+        if type(topic) is not str or not topic:
+            raise MessageInvalid(f"a topic is a text that is not empty, not {topic!r}")
+        if type(body) is not bytes:
+            body = _body_of(body)
+        if not body:
+            raise MessageInvalid(f"a message to {topic} has an empty body; brokers refuse those")
+        self.topic = topic
+        self.body: Buffer = body
+        self.tags = tags
+        self.keys = keys if isinstance(keys, str) else " ".join(keys)
+        self.properties = properties
+        self.sharding_key = sharding_key
+        self.delay_level = delay_level
+        self.delay_ms = 0
+        self.deliver_at_ms = 0
+        self.flag = flag
+        self.extra: dict[str, str] | None = None  # the client's own properties
+        if delay_level or delay_seconds or deliver_at is not None:
+            self._set_time(delay_level, delay_seconds, deliver_at)
+        if tags or self.keys or properties or sharding_key:
+            self._check()
+
+    def _set_time(
+        self, delay_level: Any, delay_seconds: Any, deliver_at: datetime | float | None
+    ) -> None:
+        if (delay_level != 0) + (delay_seconds != 0) + (deliver_at is not None) > 1:
+            raise MessageInvalid("give one of delay_level, delay_seconds and deliver_at")
+        if not isinstance(delay_level, int) or not 0 <= delay_level <= DELAY_LEVEL_MAX:
+            raise MessageInvalid(f"delay_level {delay_level!r}: allowed are 1 to 18")
+        if not isinstance(delay_seconds, int | float) or delay_seconds < 0:
+            raise MessageInvalid(f"delay_seconds {delay_seconds!r} is no span of time")
+        self.delay_ms = int(delay_seconds * 1000)
+        if isinstance(deliver_at, datetime):
+            self.deliver_at_ms = int(deliver_at.timestamp() * 1000)
+        elif deliver_at is not None:
+            self.deliver_at_ms = int(deliver_at * 1000)
+
+    def _check(self) -> None:
+        texts = [("tags", self.tags), ("keys", self.keys), ("sharding_key", self.sharding_key)]
+        for name, value in self.properties.items() if self.properties else ():
+            if name in RESERVED:
+                raise MessageInvalid(f"property {name} is RocketMQ's own; use another name")
+            if not name:
+                raise MessageInvalid("a property without a name")
+            texts += ((f"the name of property {name!r}", name), (f"property {name}", value))
+        for what, text in texts:
+            if not isinstance(text, str):
+                raise MessageInvalid(f"{what} must be a text, not {type(text).__name__}")
+            if _SEPARATORS[0] in text or _SEPARATORS[1] in text:
+                raise MessageInvalid(f"{what} holds 0x01 or 0x02, which separate properties")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it may go into a batch: no delay, no meaning beyond itself."""
+        return not (self.delay_level or self.delay_ms or self.deliver_at_ms or self.extra)
+
+    def wire_properties(self, unique: str) -> bytes:
+        """All properties as they go over the wire; `unique` is the id that it is found by."""
+        if (
+            self.properties is None
+            and self.extra is None
+            and not (self.keys or self.sharding_key or self.delay_level)
+            and not (self.delay_ms or self.deliver_at_ms)
+        ):
+            return b"UNIQ_KEY\x01%b\x02%b" % (unique.encode(), _plain_tail(self.tags))
+        parts = [f"UNIQ_KEY\x01{unique}\x02WAIT\x01true\x02"]
+        pairs: list[tuple[str, object]] = [
+            ("TAGS", self.tags),
+            ("KEYS", self.keys),
+            ("__SHARDINGKEY", self.sharding_key),
+            ("DELAY", self.delay_level),
+            ("TIMER_DELAY_MS", self.delay_ms),
+            ("TIMER_DELIVER_MS", self.deliver_at_ms),
+        ]
+        parts += (f"{name}\x01{value}\x02" for name, value in pairs if value)
+        for table in (self.properties, self.extra):
+            if table:
+                parts += (f"{name}\x01{value}\x02" for name, value in table.items() if value)
+        return "".join(parts).encode()
+
+    def with_extra(self, **extra: str) -> Message:
+        """The same message with properties of the client's own."""
+        copy = Message.__new__(Message)
+        for name in Message.__slots__:
+            setattr(copy, name, getattr(self, name))
+        copy.extra = {**(self.extra or {}), **extra}
+        return copy
+
+    def __repr__(self) -> str:
+        tags = f", tags={self.tags!r}" if self.tags else ""
+        return f"Message({self.topic!r}, {len(self.body)} bytes{tags})"
+
+
+def _body_of(body: object) -> bytes:
+    if isinstance(body, str):
+        return body.encode()
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise MessageInvalid(
+        f"a body is bytes or text, not {type(body).__name__}; json.dumps makes text of values"
+    )
+
+
+@lru_cache(maxsize=1024)
+def _plain_tail(tags: str) -> bytes:
+    return f"WAIT\x01true\x02TAGS\x01{tags}\x02".encode() if tags else b"WAIT\x01true\x02"
+
+
+class UniqueKeys:
+    """Ids that no other message has: who makes them, the time, a number."""
+
+    __slots__ = ("_maker", "_next")
+
+    def __init__(self, maker: bytes) -> None:
+        assert len(maker) == 10
+        self._maker = maker.hex().upper()
+        self._next = count().__next__
+
+    def make(self, now_ms: int) -> str:
+        """32 hexadecimal digits, as RocketMQ's are."""
+        return f"{self._maker}{now_ms & 0xFFFFFFFF:08X}{self._next() & 0xFFFF:04X}"
+
+
+# ------------------------------------------------------------------------------------------ results
+
+
+class SendStatus(Enum):
+    """How well a message is stored. All four mean that it is."""
+
+    OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+
+
+SEND_STATUSES: Final = {status.value: status for status in SendStatus}
+
+
+class SendResult:
+    """Where a message went, and how well. `message_id` is what a consumer sees as its id."""
+
+    __slots__ = ("_fields", "_index", "message_id", "queue", "status")
+
+    def __init__(
+        self,
+        status: SendStatus,
+        message_id: str,
+        queue: MessageQueue,
+        fields: SentFields,
+        index: int = 0,
+    ) -> None:
+        self.status = status
+        self.message_id = message_id
+        self.queue = queue
+        self._fields = fields
+        self._index = index  # within a batch
+
+    @property
+    def queue_offset(self) -> int:
+        return self._fields.number("queueOffset") + self._index
+
+    @property
+    def queue_id(self) -> int:
+        return self._fields.number("queueId")
+
+    @property
+    def offset_id(self) -> str:
+        """The broker's address and the position in its log."""
+        ids = self._fields.ext.get("msgId", "").split(",")
+        if self._index >= len(ids):
+            raise ProtocolError("the answer to a batch lists less ids than it has messages")
+        return ids[self._index]
+
+    @property
+    def transaction_id(self) -> str:
+        return self._fields.ext.get("transactionId", "")
+
+    @property
+    def recall_handle(self) -> str:
+        """What `recall` takes a delayed message back by; empty where the broker gave none."""
+        return self._fields.ext.get("recallHandle", "")
+
+    def __repr__(self) -> str:
+        return f"SendResult({self.status.name}, {self.message_id}, {self.queue})"
+
+
+class SentBatch(NamedTuple):
+    """Where a batch went; the result of a message is made when it is asked for."""
+
+    status: SendStatus
+    message_ids: list[str]
+    queue: MessageQueue
+    fields: SentFields
+
+    def result(self, index: int) -> SendResult:
+        return SendResult(self.status, self.message_ids[index], self.queue, self.fields, index)
+
+    def results(self) -> list[SendResult]:
+        return [self.result(index) for index in range(len(self.message_ids))]
+
+
+# ----------------------------------------------------------------------------------------- received
+
+
+class ReceivedMessage:
+    """One message of a pull. Its parts are made when they are asked for, and kept."""
+
+    __slots__ = (
+        *("_body", "_body_at", "_body_end", "_data", "_end", "_fields", "_properties"),
+        *("_properties_at", "attempts", "is_done", "queue", "queue_offset", "stored_bytes"),
+    )
+
+    def __init__(
+        self,
+        fields: tuple[Any, ...],
+        queue: MessageQueue,
+        queue_offset: int,
+        stored_bytes: int,
+        data: Buffer,
+        body_at: int,
+        body_end: int,
+        properties_at: int,
+        end: int,
+    ) -> None:
+        self._fields = fields
+        self.queue = queue
+        self.queue_offset = queue_offset
+        self.stored_bytes = stored_bytes
+        self._data = data
+        self._body_at = body_at
+        self._body_end = body_end
+        self._properties_at = properties_at
+        self._end = end
+        self._body: bytes | None = None
+        self._properties: dict[str, str] | None = None
+        self.is_done = False
+        self.attempts = 0  # by this process, of an ordered message
+
+    @property
+    def body(self) -> bytes:
+        """The body as its producer gave it, unpacked."""
+        if self._body is None:
+            body = bytes(self._data[self._body_at : self._body_end])
+            self._body = _unpacked(body, self._fields[7]) if self._fields[7] & 1 else body
+        return self._body
+
+    @property
+    def stored_body(self) -> bytes:
+        """The body as it is stored, packed or not."""
+        return bytes(self._data[self._body_at : self._body_end])
+
+    @property
+    def wire_properties(self) -> bytes:
+        return bytes(self._data[self._properties_at : self._end])
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties, the user's and RocketMQ's."""
+        if self._properties is None:
+            self._properties = records.parse_properties(self.wire_properties)
+        return self._properties
+
+    @property
+    def topic(self) -> str:
+        """The topic that it was sent to, also where it comes again through a retry topic."""
+        if self.queue.topic.startswith(RETRY_PREFIX):
+            return self.properties.get("RETRY_TOPIC", self.queue.topic)
+        return self.queue.topic
+
+    @property
+    def tags(self) -> str:
+        return self.properties.get("TAGS", "")
+
+    @property
+    def keys(self) -> str:
+        return self.properties.get("KEYS", "")
+
+    @property
+    def sharding_key(self) -> str:
+        return self.properties.get("__SHARDINGKEY", "")
+
+    @property
+    def message_id(self) -> str:
+        return self.properties.get("UNIQ_KEY") or self.offset_id
+
+    @property
+    def offset_id(self) -> str:
+        """The broker's address and the position in its log."""
+        return str((self._fields[11] + self.position.to_bytes(8, "big")).hex().upper())
+
+    @property
+    def broker_name(self) -> str:
+        return self.queue.broker_name
+
+    @property
+    def queue_id(self) -> int:
+        return self.queue.queue_id
+
+    @property
+    def flag(self) -> int:
+        return int(self._fields[4])
+
+    @property
+    def position(self) -> int:
+        """Where it lies in the broker's log."""
+        return int(self._fields[6])
+
+    @property
+    def sys_flag(self) -> int:
+        return int(self._fields[7])
+
+    @property
+    def born_ms(self) -> int:
+        return int(self._fields[8])
+
+    @property
+    def store_ms(self) -> int:
+        return int(self._fields[10])
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often it was given back before."""
+        return int(self._fields[12]) + self.attempts
+
+    def __repr__(self) -> str:
+        place = f"{self.queue.topic}/{self.queue.queue_id}@{self.queue_offset}"
+        return f"ReceivedMessage({place}, {self._body_end - self._body_at} bytes)"
+
+
+_BODY_AT: Final = ENTRY_HEAD.size
+_ODD_FLAGS: Final = (
+    records.SYS_BORN_V6 | records.SYS_STORE_V6 | records.SYS_NEED_UNWRAP | records.SYS_INNER_BATCH
+)
+
+
+def read_pulled(data: Buffer, queue: MessageQueue) -> list[ReceivedMessage]:
+    """The messages of an answer to a pull, each with its body's checksum compared.
+
+    Raises ProtocolError where the bytes are no messages: nothing after them can be trusted.
+    """
+    unpack = ENTRY_HEAD.unpack_from
+    messages: list[ReceivedMessage] = []
+    add = messages.append
+    view = memoryview(data)
+    at, end = 0, len(data)
+    try:
+        while at < end:
+            fields = unpack(data, at)
+            size, magic, body_crc = fields[0], fields[1], fields[2]
+            if magic != records.MAGIC_V1 or fields[7] & _ODD_FLAGS:
+                entry = records.decode(view, at)
+                messages += _odd(entry, queue)
+                at += entry.size
+                continue
+            body_at = at + _BODY_AT
+            body_end = body_at + fields[14]
+            properties_at = body_end + 3 + data[body_end]
+            at += size
+            if not body_at <= body_end < properties_at <= at <= end:
+                raise ProtocolError(f"{queue}: a message that does not fit into its size")
+            if crc32(view[body_at:body_end]) & _MASK_31 != body_crc:
+                raise ProtocolError(f"{queue}: the body at offset {fields[5]} is damaged")
+            add(
+                ReceivedMessage(
+                    fields, queue, fields[5], size, data, body_at, body_end, properties_at, at
+                )
+            )
+    except (ValueError, IndexError, struct_error, MessageIllegal) as error:
+        raise ProtocolError(f"{queue}: a message that cannot be read: {error}") from error
+    return messages
+
+
+def _odd(entry: records.Entry, queue: MessageQueue) -> list[ReceivedMessage]:
+    """Messages with IPv6 addresses or long topics, or a batch that is stored whole."""
+    fields = (
+        *(entry.size, entry.magic, entry.body_crc, entry.queue_id, entry.flag),
+        *(entry.queue_offset, entry.position, entry.sys_flag, entry.born_ms, entry.born_host),
+        *(entry.store_ms, entry.store_host, entry.reconsume_times, entry.prepared_offset, 0),
+    )
+    if not entry.sys_flag & records.SYS_INNER_BATCH:
+        data = bytes(entry.body) + entry.properties
+        body_bytes, end = len(entry.body), len(data)
+        message = ReceivedMessage(
+            fields, queue, entry.queue_offset, entry.size, data, 0, body_bytes, body_bytes, end
+        )
+        return [message]
+    base = records.property_value(entry.properties, b"INNER_BASE")
+    first = int(base) if base else entry.queue_offset
+    result = []
+    for index, (_, body, properties) in enumerate(split_batch(entry.body)):
+        data = bytes(body) + properties
+        size, end = len(body), len(data)
+        result.append(ReceivedMessage(fields, queue, first + index, end, data, 0, size, size, end))
+    return result
+
+
+def _unpacked(body: bytes, sys_flag: int) -> bytes:
+    kind = sys_flag >> 8 & 7
+    if kind not in (0, 3):
+        name = {1: "LZ4", 2: "ZSTD"}.get(kind, "an unknown way")
+        raise ProtocolError(f"the body is packed by {name}; read it with stored_body")
+    unpacker = zlib.decompressobj()
+    try:
+        data = unpacker.decompress(body, _BODY_BYTES_MAX)
+    except zlib.error as error:
+        raise ProtocolError(f"the packed body is damaged: {error}") from error
+    if not unpacker.eof:
+        raise ProtocolError(f"the body unpacks to more than {_BODY_BYTES_MAX} bytes")
+    return data
+
+
+class Reply(NamedTuple):
+    """What a request was answered with."""
+
+    body: bytes
+    properties: dict[str, str]

@@ -1,0 +1,35 @@
+"""This module decides how many messages a handler gets before others have their turn.
+
+A quick handler gets many, because handing over costs more than its work. A slow one gets them one
+by one, so that messages wait for a free worker and never behind each other.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# A portion shall take about this long.
+_PORTION_SECONDS: Final = 0.002
+_COUNT_MAX: Final = 128
+_WEIGHT: Final = 0.2  # of the newest measurement
+
+
+class PortionSize:
+    """How long a handler takes, and how many messages it gets at once."""
+
+    __slots__ = ("_seconds", "count")
+
+    def __init__(self) -> None:
+        self._seconds = 0.0  # for one message; 0 before anything is known
+        self.count = 1
+
+    def took(self, seconds: float, messages: int) -> None:
+        """A portion took so long."""
+        each = seconds / max(1, messages)
+        if not self._seconds:
+            self._seconds = each
+        elif each > 10 * self._seconds:
+            self._seconds = each  # it became slow: believed at once
+        else:
+            self._seconds += _WEIGHT * (each - self._seconds)
+        self.count = max(1, min(_COUNT_MAX, int(_PORTION_SECONDS / max(self._seconds, 1e-9))))

@@ -1,0 +1,115 @@
+"""This module decides where a send goes, and whether and where it goes again.
+
+A send that was not acknowledged goes to another broker where there is one; to the same one after a
+moment where there is none. A message that has to stay in order, or that the caller gave a queue,
+is tried once: a second copy behind its successor would be worse than an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sluice.client.core.faults import FaultTable
+from sluice.client.core.messages import Message
+from sluice.client.core.refusals import is_worth_another_try
+from sluice.client.core.routes import Publishing
+from sluice.client.core.selectors import Selector, hash_selector
+from sluice.errors import (
+    MessageInvalid,
+    MessageTooLarge,
+    NoNameserver,
+    SendFailed,
+    SluiceError,
+)
+from sluice.protocol.json_members import MessageQueue
+
+PROPERTIES_BYTES_MAX: Final = 32767
+_PAUSE_MS: Final = 50
+_PAUSE_MS_MAX: Final = 1_000
+
+
+def check_size(message: Message, properties: bytes, bytes_max: int) -> None:
+    """Refuse what is too large before it goes anywhere."""
+    if len(message.body) > bytes_max:
+        raise MessageTooLarge(
+            f"a body of {len(message.body)} bytes is over {bytes_max} (message_bytes_max); "
+            "send it in parts, or raise the limit here and at the broker"
+        )
+    if len(properties) > PROPERTIES_BYTES_MAX:
+        raise MessageTooLarge(
+            f"properties of {len(properties)} bytes are over {PROPERTIES_BYTES_MAX}; "
+            "put large values into the body"
+        )
+
+
+def choose_queue(
+    publishing: Publishing, faults: FaultTable, avoided: str, now_ms: float
+) -> MessageQueue:
+    """The next queue whose broker answers well, and is not the one that just failed."""
+    queue = publishing.turn()
+    if publishing.broker_count == 1 or (faults.is_empty and queue.broker_name != avoided):
+        return queue
+    for _ in range(len(publishing.queues)):
+        if queue.broker_name != avoided and faults.is_available(queue.broker_name, now_ms):
+            return queue
+        queue = publishing.turn()
+    others = [name for name in publishing.addresses if name != avoided] or [avoided]
+    wanted = faults.least_bad(others)
+    while queue.broker_name != wanted:
+        queue = publishing.turn()
+    return queue
+
+
+def fixed_queue(
+    message: Message,
+    queues: Sequence[MessageQueue],
+    queue: MessageQueue | None,
+    selector: Selector | None,
+    argument: Any,
+) -> MessageQueue | None:
+    """The queue that a message has to go to; None where any will do."""
+    if queue is not None:
+        return queue
+    if selector is None:
+        return hash_selector(queues, message, None) if message.sharding_key else None
+    chosen = selector(queues, message, argument)
+    if not isinstance(chosen, MessageQueue):
+        raise MessageInvalid(f"the selector returned {chosen!r}, which is no queue")
+    return chosen
+
+
+class Tries:
+    """How often a send was tried, and what is left to do when it failed."""
+
+    __slots__ = ("_tries_max", "avoided", "count")
+
+    def __init__(self, tries_max: int) -> None:
+        self._tries_max = tries_max
+        self.count = 1
+        self.avoided = ""
+
+    def pause_ms(
+        self, error: SluiceError, broker: str, broker_count: int, left_ms: float
+    ) -> float | None:
+        """After how long to try again; None where it is over."""
+        if self.count >= self._tries_max or not is_worth_another_try(error) or left_ms <= 0:
+            return None
+        pause = 0.0 if broker_count > 1 else min(_PAUSE_MS << self.count, _PAUSE_MS_MAX)
+        if pause >= left_ms:
+            return None
+        self.count += 1
+        self.avoided = broker
+        return pause
+
+    def verdict(self, error: SluiceError, topic: str) -> SluiceError:
+        """What the caller learns."""
+        if not is_worth_another_try(error) or isinstance(error, NoNameserver):
+            return error  # it says all there is to say
+        times = "once" if self.count == 1 else f"{self.count} times"
+        failure = SendFailed(
+            f"sending to {topic} failed, tried {times}, at last: {error}; where no answer came it "
+            "may be stored: send it again if a second copy does no harm"
+        )
+        failure.__cause__ = error
+        return failure
