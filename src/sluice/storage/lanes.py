@@ -193,6 +193,12 @@ class Lane:
 
 def tell(store: Store, done: Confirmed) -> None:
     """Call `done` when everything that is staged by now is confirmed, or has failed."""
+    if not store.staged:  # somebody had it written before the turn's end
+        if store.flusher.failure is not None or store.confirmed >= store.log.written:
+            done(store.flusher.failure)
+        else:
+            store.flusher.wait(store.log.written, done)
+        return
     queue, units, count, found, end, before, durable = store.staged[-1]
 
     def both(error: SluiceError | None) -> None:

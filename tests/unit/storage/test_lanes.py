@@ -13,6 +13,7 @@ from sluice.model import Message
 from sluice.protocol import records
 from sluice.protocol.message_batches import join_batch, split_batch
 from sluice.protocol.record_runs import Run
+from sluice.storage.background import Steps
 from sluice.storage.lanes import Lane, tell
 from sluice.storage.runs import stage_run
 from tests.unit.storage.store_kit import Disk
@@ -142,6 +143,23 @@ def test_who_waits_is_told_once_with_everything_before_it() -> None:
     assert told == []
     disk.store.write_staged()
     assert told == [("plain", None), ("group", None), ("later", None)]
+
+
+def test_who_asks_after_the_write_is_told_when_it_is_safe() -> None:
+    steps = Steps()
+    disk = Disk(steps)
+    disk.open().stage(Message("t", 3, b"first", born_host=HOST))
+    disk.store.write_staged()
+    steps.run_all()
+    lane_of(disk).place(b"x", b"UNIQ_KEY\x01A\x02", (b"A", b"", b""), 0, HOST)
+    disk.store.write_staged()
+    told: list[SluiceError | None] = []
+    tell(disk.store, told.append)
+    assert told == [], "the disk has not said so yet"
+    steps.run_all()
+    assert told == [None]
+    tell(disk.store, told.append)
+    assert told == [None, None]
 
 
 def test_what_cannot_be_written_is_undone() -> None:
