@@ -145,7 +145,7 @@ def stage_copy(
         topic, original.sys_flag, original.born_host
     )
     body, properties_bytes = original.body, len(properties) + encoder.crc_bytes
-    size = _HEAD.size + len(body) + len(topic_field) + 2 + properties_bytes
+    size = shape.size + len(body) + len(topic_field) + 2 + properties_bytes
     if (
         len(body) > encoder.body_bytes_max
         or properties_bytes > records.PROPERTIES_BYTES_MAX

@@ -76,6 +76,22 @@ def test_a_copy_has_the_bytes_of_a_plain_append(disk: Disk) -> None:
     assert len(found) == 2, "it is found by its keys"
 
 
+def test_a_store_with_an_address_of_ipv6_writes_entries_that_can_be_read(disk: Disk) -> None:
+    original = original_of(disk)
+    disk.store.encoder = records.Encoder(
+        bytes(15) + b"\x01\x00\x00\x2a\x9f",
+        with_crc=True,
+        body_bytes_max=4096,
+        entry_bytes_max=disk.store.encoder.entry_bytes_max,
+    )
+    copied = stage_copy(disk.store, disk.store.queue("to", 0), original, b"UNIQ_KEY\x01u2\x02")
+    disk.store.write_staged()
+    assert copied is not None
+    copy = disk.store.entry_at(copied.position)
+    assert copy is not None
+    assert bytes(records.decode(copy).body) == bytes(original.body)
+
+
 def test_what_is_unusual_is_left_to_the_plain_way(disk: Disk) -> None:
     v6 = bytes(15) + b"\x01\x00\x00\x20\x00"
     assert len(v6) == 20
