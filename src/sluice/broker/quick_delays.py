@@ -39,6 +39,13 @@ class Sent(NamedTuple):
     properties: bytes
     body: bytes
 
+    def original(self, sys_flag: int) -> Original:
+        """What is stored elsewhere is made from: an entry that never was one."""
+        return Original(
+            *(0, b"", crc32(self.body) & _MASK_31, 0, sys_flag, self.born_ms, self.born_host),
+            *(0, 0, self.body, b""),
+        )
+
 
 class QuickDelays:
     """Delayed sends of one broker."""
@@ -108,17 +115,5 @@ class QuickDelays:
         if len(properties) > records.PROPERTIES_BYTES_MAX - ROOM_BYTES:
             return None
         store.require_writable()
-        original = Original(
-            0,
-            b"",
-            crc32(sent.body) & _MASK_31,
-            0,
-            sent.sys_flag,
-            sent.born_ms,
-            sent.born_host,
-            0,
-            0,
-            sent.body,
-            b"",
-        )
+        original = sent.original(sent.sys_flag)
         return stage_copy(store, store.queue(*queue), original, properties, due_ms, keys)

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from isal.isal_zlib import crc32
-
 from sluice.broker.half_messages import GROUP_BYTES_MAX, ROOM_BYTES
 from sluice.broker.topics import HALF_TOPIC
 from sluice.protocol import records
-from sluice.storage.copies import Copied, Keys, Original, stage_copy, takes_copies
+from sluice.storage.copies import Copied, Keys, stage_copy, takes_copies
 
 if TYPE_CHECKING:
     from sluice.broker.core import BrokerCore
     from sluice.broker.quick_delays import Sent
     from sluice.broker.sending import Sending
 
-_MASK_31: Final = 0x7FFFFFFF
 _SEPARATOR: Final = 2
 _MARK: Final = b"TRAN_MSG\x01true\x02"
 # With one of these a message asks for more, or for something that is refused.
@@ -65,9 +62,5 @@ class QuickHalves:
         if len(properties) > ROOM_BYTES or not takes_copies(store, queue):
             return None
         store.require_writable()
-        flags = sent.sys_flag & ~records.SYS_TX_MASK
-        original = Original(
-            *(0, b"", crc32(sent.body) & _MASK_31, 0, flags, sent.born_ms, sent.born_host),
-            *(0, 0, sent.body, b""),
-        )
+        original = sent.original(sent.sys_flag & ~records.SYS_TX_MASK)
         return stage_copy(store, queue, original, properties, None, keys)
