@@ -186,6 +186,13 @@ def ask(address: str, *questions: Question) -> list[RemotingCommand]:
     return asyncio.run(work())
 
 
+def done(address: str, question: Question) -> dict[str, str]:
+    """The fields of an answer to a request that has to succeed."""
+    (answer,) = ask(address, question)
+    assert answer.code == 0, answer.remark
+    return dict(answer.ext)
+
+
 def make_topic(broker_address: str, topic: str, queues: int) -> None:
     """Make a topic, as mqadmin does it; the nameservers know of it when this returns."""
     fields = {
@@ -198,8 +205,7 @@ def make_topic(broker_address: str, topic: str, queues: int) -> None:
         "topicSysFlag": "0",
         "order": "false",
     }
-    answer = ask(broker_address, Question(_UPDATE_TOPIC, fields))[0]
-    assert answer.code == 0, answer.remark
+    done(broker_address, Question(_UPDATE_TOPIC, fields))
 
 
 def has_route(nameserver_address: str, topic: str) -> bool:

@@ -19,7 +19,7 @@ from sluice.link import RemotingLink
 from sluice.protocol.remoting_codes import RequestCode as Request
 from tests.interop.clients import STOP_TIMEOUT_S, Event, JavaClients, kind
 from tests.interop.conftest import clients_named
-from tests.interop.sluice_process import SluiceProcess, make_topic
+from tests.interop.sluice_process import Question, SluiceProcess, done, make_topic
 from tests.interop.watching import wait_until
 from tests.unit.broker.broker_kit import send_fields, topic_fields
 from tests.unit.client.admin_kit import sluice as run_sluice
@@ -34,28 +34,13 @@ def sluice(tmp_path: Path) -> Iterator[SluiceProcess]:
         yield process
 
 
-def ask(
-    sluice: SluiceProcess, code: int, ext: Mapping[str, object] | None = None, body: bytes = b""
-) -> dict[str, str]:
-    """One request to the broker that has to succeed."""
-
-    async def asked() -> dict[str, str]:
-        link = await RemotingLink.open(sluice.broker_address)
-        fields = {name: str(value) for name, value in (ext or {}).items()}
-        answer = await link.request(code, fields, body, timeout_seconds=30)
-        await link.close()
-        assert answer.code == 0, answer.remark
-        return dict(answer.ext)
-
-    return asyncio.run(asked())
-
-
 def pops(sluice: SluiceProcess, topic: str, group: str) -> None:
     """From now on the group pops the topic."""
     body = orjson.dumps({"groupName": group})
-    ask(sluice, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+    done(sluice.broker_address, Question(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body))
     mode = {"consumerGroup": group, "mode": "POP", "popShareQueueNum": 0, "topic": topic}
-    ask(sluice, Request.SET_MESSAGE_REQUEST_MODE, body=orjson.dumps(mode))
+    body = orjson.dumps(mode)
+    done(sluice.broker_address, Question(Request.SET_MESSAGE_REQUEST_MODE, {}, body))
 
 
 def words(sluice: SluiceProcess, readers: Sequence[str], sends: Sequence[str] = ()) -> list[str]:
@@ -68,11 +53,11 @@ def words(sluice: SluiceProcess, readers: Sequence[str], sends: Sequence[str] = 
 
 def progress(sluice: SluiceProcess, group: str) -> dict[str, Any]:
     """What `sluice admin consumerProgress` shows of a group."""
-    done = run_sluice(
+    shown_by = run_sluice(
         *("admin", "consumerProgress", "-g", group, "-n", sluice.nameserver_address, "--json")
     )
-    assert done.status == 0, done
-    shown: dict[str, Any] = json.loads(done.out)
+    assert shown_by.status == 0, shown_by
+    shown: dict[str, Any] = json.loads(shown_by.out)
     return shown
 
 

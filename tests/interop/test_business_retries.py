@@ -4,11 +4,10 @@ and what becomes of those that were given up.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ import pytest
 
 from peers import JavaPrograms, RunningProgram
 from peers.rocketmq import BROKER
-from sluice.link import RemotingLink
 from sluice.protocol.remoting_codes import RequestCode as Request
 from tests.interop.clients import JAVA_OPTIONS, JAVA_SOURCES, Event, kind
-from tests.interop.sluice_process import SluiceProcess
+from tests.interop.sluice_process import Question, SluiceProcess, done, make_topic
 from tests.unit.client.admin_kit import sluice as run_sluice
 
 WAIT_S = 90.0
@@ -34,49 +32,20 @@ def sluice(tmp_path: Path) -> Iterator[SluiceProcess]:
         yield process
 
 
-def ask(
-    sluice: SluiceProcess, code: int, ext: Mapping[str, object] | None = None, body: bytes = b""
-) -> dict[str, str]:
-    """One request to the broker that has to succeed."""
-
-    async def asked() -> dict[str, str]:
-        link = await RemotingLink.open(sluice.broker_address)
-        fields = {name: str(value) for name, value in (ext or {}).items()}
-        answer = await link.request(code, fields, body, timeout_seconds=30)
-        await link.close()
-        assert answer.code == 0, answer.remark
-        return dict(answer.ext)
-
-    return asyncio.run(asked())
-
-
-def make_topic(sluice: SluiceProcess, topic: str) -> None:
-    fields = {
-        "topic": topic,
-        "defaultTopic": "TBW102",
-        "readQueueNums": 1,
-        "writeQueueNums": 1,
-        "perm": 6,
-        "topicFilterType": "SINGLE_TAG",
-        "order": "false",
-    }
-    ask(sluice, Request.UPDATE_AND_CREATE_TOPIC, fields)
-
-
 def make_group(sluice: SluiceProcess, group: str, **members: object) -> None:
     body = orjson.dumps({"groupName": group, **members})
-    ask(sluice, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+    done(sluice.broker_address, Question(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body))
 
 
 def end_of(sluice: SluiceProcess, topic: str, queue_id: int = 0) -> int:
-    fields = {"topic": topic, "queueId": queue_id}
-    return int(ask(sluice, Request.GET_MAX_OFFSET, fields)["offset"])
+    fields = {"topic": topic, "queueId": str(queue_id)}
+    return int(done(sluice.broker_address, Question(Request.GET_MAX_OFFSET, fields))["offset"])
 
 
 def admin(sluice: SluiceProcess, *words: str) -> Any:
-    done = run_sluice("admin", *words, "-n", sluice.nameserver_address, "--json")
-    assert done.status == 0, done
-    return json.loads(done.out)
+    shown_by = run_sluice("admin", *words, "-n", sluice.nameserver_address, "--json")
+    assert shown_by.status == 0, shown_by
+    return json.loads(shown_by.out)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -136,10 +105,10 @@ def failing(rocketmq_jars: Any, tmp_path: Path, sluice: SluiceProcess) -> Failin
 
 
 def letters_of(sluice: SluiceProcess, group: str) -> list[dict[str, Any]]:
-    done = run_sluice(
+    shown_by = run_sluice(
         "admin", "deadLetters", "-g", group, "-n", sluice.nameserver_address, "--json"
     )
-    return json.loads(done.out)["deadLetters"] if done.status == 0 else []
+    return json.loads(shown_by.out)["deadLetters"] if shown_by.status == 0 else []
 
 
 def test_java_retries_and_dead_letters(sluice: SluiceProcess, failing: Failing) -> None:
@@ -153,7 +122,7 @@ def test_java_retries_and_dead_letters(sluice: SluiceProcess, failing: Failing) 
         "in-order": ("times", DEAD),
     }
     for group, (rule, count) in rules.items():
-        make_topic(sluice, f"t-{group}")
+        make_topic(sluice.broker_address, f"t-{group}", 1)
         failing.message(f"t-{group}", f"m-{group}", rule, count)
     failing.message("t-in-order", "m-next", "times", 0)
     make_group(sluice, "of-group", retryMaxTimes=1)
@@ -204,7 +173,7 @@ def test_java_consumer_that_is_killed_before_its_offset_is_committed(
     sluice: SluiceProcess, failing: Failing
 ) -> None:
     count = 30
-    make_topic(sluice, "orders")
+    make_topic(sluice.broker_address, "orders", 1)
     names = [f"m-{number}" for number in range(count)]
     for name in names:
         failing.message("orders", name, "times", 1)

@@ -13,8 +13,8 @@ from peers import JavaPrograms, RunningProgram
 from sluice.link import RemotingLink
 from sluice.protocol.remoting_codes import RequestCode as Request
 from tests.interop.clients import JAVA_OPTIONS, JAVA_SOURCES, Programs, kind
-from tests.interop.sluice_process import SluiceProcess, make_topic
-from tests.interop.test_business_retries import WAIT_S, admin, ask, until
+from tests.interop.sluice_process import Question, SluiceProcess, done, make_topic
+from tests.interop.test_business_retries import WAIT_S, admin, until
 from tests.unit.broker.broker_kit import send_fields
 
 COUNT = 40
@@ -92,8 +92,9 @@ def test_back_to_a_millisecond_and_to_an_offset(java: Programs, sluice: SluicePr
         fill(sluice, topic, 1, COUNT)
         until(lambda: offsets(program)[-1] == COUNT)
         program.stop(WAIT_S)
-    fields = {"consumerGroup": f"g-{topic}", "topic": topic, "queueId": 0}
-    assert ask(sluice, Request.QUERY_CONSUMER_OFFSET, fields) == {"offset": str(COUNT + 1)}
+    fields = {"consumerGroup": f"g-{topic}", "topic": topic, "queueId": "0"}
+    question = Question(Request.QUERY_CONSUMER_OFFSET, fields)
+    assert done(sluice.broker_address, question) == {"offset": str(COUNT + 1)}
 
 
 def test_forward_to_the_end(java: Programs, sluice: SluiceProcess) -> None:
