@@ -20,6 +20,11 @@ from tests.interop.sluice_process import SluiceProcess, make_topic
 from tests.interop.test_business_retries import WAIT_S, admin, until
 
 LOCK_MS = 4_000  # so that a member's death costs seconds and not a minute
+# A client must ask again well within that, and believe in its lock for less long than the broker.
+LOCK_OPTIONS = (
+    "-Drocketmq.client.rebalance.lockInterval=1000",
+    "-Drocketmq.client.rebalance.lockMaxLiveTime=3000",
+)
 QUEUES = 4
 
 
@@ -33,7 +38,8 @@ def sluice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SluiceProcess]:
 @pytest.fixture
 def java(rocketmq_jars: Any, tmp_path: Path) -> Programs:
     home = tmp_path / "java"
-    return JavaPrograms(JAVA_SOURCES, rocketmq_jars, home=home, options=JAVA_OPTIONS)
+    options = [*JAVA_OPTIONS, *LOCK_OPTIONS]
+    return JavaPrograms(JAVA_SOURCES, rocketmq_jars, home=home, options=options)
 
 
 @pytest.fixture
@@ -42,6 +48,25 @@ def go(tmp_path: Path) -> Programs:
         return GoPrograms(GO_SOURCES, home=tmp_path / "go")
     except PeerUnavailable as error:
         pytest.skip(error.reason)
+
+
+def spans_of(events: list[Event]) -> list[tuple[Event, int]]:
+    """Each beginning of a message, with the moment at which the same handling of it ended.
+
+    A member that loses a queue and gets it back may handle a message once more, so a beginning
+    belongs to the first end that comes after it. One that was killed in between has no end.
+    """
+    spans: list[tuple[Event, int]] = []
+    under_way: dict[tuple[int, int], int] = {}
+    for row in events:
+        place = (row.get("queueId", -1), row.get("queueOffset", -1))
+        if row["event"] == "begin":
+            under_way[place] = len(spans)
+            spans.append((row, row["nowMs"]))
+        elif row["event"] == "end":
+            at = under_way.pop(place)
+            spans[at] = (spans[at][0], row["nowMs"])
+    return spans
 
 
 class Scene:
@@ -95,11 +120,8 @@ class Scene:
         """
         spans: dict[int, list[tuple[int, int, int, Event]]] = defaultdict(list)
         for number, member in enumerate(self.members):
-            events = member.events()
-            ends = {(row["queueId"], row["queueOffset"]): row for row in kind(events, "end")}
-            for row in kind(events, "begin"):
-                end = ends.get((row["queueId"], row["queueOffset"]), row)
-                spans[row["queueId"]].append((row["nowMs"], end["nowMs"], number, row))
+            for begin, end_ms in spans_of(member.events()):
+                spans[begin["queueId"]].append((begin["nowMs"], end_ms, number, begin))
         for queue_id, rows in spans.items():
             rows.sort(key=lambda row: row[0])
             again, last = 0, -1
