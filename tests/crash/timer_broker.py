@@ -3,10 +3,10 @@ itself and delivers them.
 
     python timer_broker.py DIRECTORY FIRST_ID POINT COUNT
 
-It kills itself, as kill -9 does, when it comes to a point for the so-manieth time: `deliver` (an
-entry is staged), `written` (those of a turn are in the file), `confirmed` (they are confirmed),
-`note` (progress is staged). With the point `drain` it sends nothing; it ends when nothing waits,
-and says what was delivered. Reports on standard output, one line each:
+It kills itself, as kill -9 does, when it comes to a point for the so-manieth time: `deliver` (it is
+about to make an entry), `written` (those of a turn are in the file), `confirmed` (they are
+confirmed), `note` (progress is staged). With the point `drain` it sends nothing; it ends when
+nothing waits, and says what was delivered. Reports on standard output, one line each:
 
     sent ID DUE_MS          confirmed to the sender
     got ID STORE_MS         delivered, in the order of the queue; only by `drain`
@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from sluice.broker.core import BrokerCore
+from sluice.broker.delay_firing import UsualFired
 from sluice.broker.delay_progress import blocking
 from sluice.broker.topics import TopicSettings
 from sluice.clock import wall_ms
@@ -77,7 +78,7 @@ def kill_at(target: Any, name: str, count: int) -> None:
 def arm(core: BrokerCore, point: str, count: int) -> None:
     delays = core.delays
     if point == "deliver":
-        kill_at(delays, "_deliver_one", count)
+        kill_at(UsualFired, "choose", count)
     elif point == "written":
         kill_at(core.store.flusher, "flush_to", count)
     elif point == "confirmed":

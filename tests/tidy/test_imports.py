@@ -132,6 +132,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.placing": ("broker", "protocol.record_runs", *BUSINESS),
     "broker.expiry": ("protocol.lifetimes", "storage.state", *BUSINESS),
     "broker.delay_forms": ("broker.topics", "protocol.records", *PURE),
+    "broker.delay_firing": (
+        *("broker.delay_forms", "protocol.records", "storage.copies"),
+        *PURE,
+    ),
     "broker.delay_units": ("broker.timer_index", *SERVICE),
     "broker.delay_progress": ("storage.state", *BUSINESS),
     "broker.delay_rescue": BUSINESS,

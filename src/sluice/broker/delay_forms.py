@@ -35,7 +35,7 @@ _AGAIN: Final = frozenset((*_OWN, *_PLACE))  # what a timed message gets anew
 _DIGITS_MAX: Final = 19  # of Java's long
 # Two properties that say when may differ by what passes between the calls that set them.
 _SAME_TIME_MS: Final = 1_000
-_PLACE_MARK: Final = b"\x02REAL_TOPIC\x01"
+PLACE_MARK: Final = b"\x02REAL_TOPIC\x01"
 _PLACE_BYTES_MAX: Final = 300
 RECALL_TAG: Final = "_RECALL_TAG_"
 # How often an entry was written anew while it waited. It is RocketMQ's name for that too.
@@ -107,10 +107,10 @@ def timer_form(entry: records.Entry, due_ms: int) -> Message:
 
 def place_of(properties: bytes) -> tuple[bytes, bytes] | None:
     """Topic and queue that a waiting entry is for, as its properties have them; None: for none."""
-    begin = properties.rfind(_PLACE_MARK)
+    begin = properties.rfind(PLACE_MARK)
     if begin >= 0:
         # As it is written here: one after the other.
-        begin += len(_PLACE_MARK)
+        begin += len(PLACE_MARK)
         topic, _, rest = properties[begin : begin + _PLACE_BYTES_MAX].partition(b"\x02")
         name, _, number = rest.partition(b"\x02")[0].partition(b"\x01")
         if topic and name == b"REAL_QID" and number.isdigit() and len(number) <= 9:

@@ -17,13 +17,14 @@ counted and logged. Everything here belongs to the event loop's thread.
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
-from itertools import islice
+from collections import deque
+from itertools import groupby, islice, takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from sluice.broker import delay_forms
+from sluice.broker.delay_firing import Target, UsualFired
 from sluice.broker.delay_progress import LEFT_MAX, Progress, recover
 from sluice.broker.delay_rescue import DelayRescue
 from sluice.broker.delay_units import LEAST_TIME_MS, WaitingQueue
@@ -32,7 +33,7 @@ from sluice.broker.topics import CLOSED_TOPICS, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluice.errors import Busy, MessageIllegal, RecordDamaged, SluiceError
 from sluice.model import Message
 from sluice.protocol import records
-from sluice.storage.copies import Target, read_original, stage_copy, takes_copies
+from sluice.storage.copies import stage_copies, takes_copies
 from sluice.storage.lanes import tell
 from sluice.storage.store import ColdRead
 from sluice.telemetry import Durations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from sluice.broker.core import BrokerCore
 
 _BATCH_MAX: Final = 1_024  # put in order of time together
-_TURN_COUNT_MAX: Final = 256
+_TURN_COUNT_MAX: Final = 1_024
 _TURN_BYTES_MAX: Final = 1 << 20
 _UNCONFIRMED_BYTES_MAX: Final = 32 << 20
 _NEW_UNITS_MAX: Final = 100_000  # looked at in one tick
@@ -190,10 +191,11 @@ class Delays:
             found += due
         timers = self.index.take(known_to, _BATCH_MAX)
         if len(timers) == _BATCH_MAX:
-            known_to = timers[-1].due_ms
-        chosen = [item for item in found if item.due_ms <= known_to]
-        chosen += [Waiting(due_ms, 0, offset, at) for due_ms, offset, at in timers]
-        self.batch.extend(sorted(chosen))
+            known_to = timers[-1][0]
+        chosen = [Waiting(due_ms, 0, offset, at) for due_ms, offset, at in timers]
+        if found:
+            chosen = sorted([*chosen, *(item for item in found if item.due_ms <= known_to)])
+        self.batch.extend(chosen)
 
     def _due_of_level(self, level: int, now_ms: int) -> list[Waiting]:
         """Entries of a level that are due, in the order of the queue."""
@@ -241,73 +243,62 @@ class Delays:
             self._note(now_ms)
             if not self._is_noting:
                 return
-        batch, store = self.batch, self._core.store
+        store = self._core.store
         store.require_writable()
         store.turn_ms(fresh=True)  # no entry says that it was stored before it was due
-        targets: dict[tuple[bytes, bytes], _Target | None] = {}
         turn = _Turn(self)
         try:
-            while batch and turn.count < _TURN_COUNT_MAX and turn.byte_count < _TURN_BYTES_MAX:
-                item = batch[0]
-                try:
-                    self._deliver_one(item, now_ms, turn, targets)
-                except (ColdRead, SluiceError):
-                    raise
-                except Exception:
-                    # One that nobody foresaw must not keep all others back.
-                    self.dropped += 1
-                    log_lines.exception("the message that waited at %d is left out", item.position)
-                batch.popleft()
-                self.progress.fired(item.due_ms, item.level, item.offset)
-                self._is_dirty = True
+            while self.batch and turn.count < _TURN_COUNT_MAX and turn.byte_count < _TURN_BYTES_MAX:
+                if not self._deliver_together(now_ms, turn):
+                    self._deliver_one(self.batch[0], now_ms, turn)
+                    self._leave_batch(1)
         finally:
-            if turn.delivered:
+            if turn.items:
                 tell(store, turn.told)
                 self._core.ask_turn()
                 self._count(turn)
         self.soon()  # more may be due than was looked at
 
-    def _deliver_one(
-        self,
-        item: Waiting,
-        now_ms: int,
-        turn: _Turn,
-        targets: dict[tuple[bytes, bytes], _Target | None],
-    ) -> None:
-        """Stage what becomes of an entry that waited. May raise ColdRead."""
-        store = self._core.store
+    def _deliver_together(self, now_ms: int, turn: _Turn) -> bool:
+        """Stage what becomes of the next ones while they are usual; False: the first is not."""
+        batch = self.batch
+        is_timer = batch[0].level == 0
+        room = min(_TURN_COUNT_MAX - turn.count, len(batch))
+        items = [*takewhile(lambda item: (item.level == 0) == is_timer, islice(batch, room))]
+        usual = UsualFired(is_timer, now_ms, self._target)
+        positions = (item.position for item in items)
+        shares = stage_copies(self._core.store, positions, usual.choose)
+        count = sum(share.message_count for share in shares)
+        for queue, own_count, byte_count, codes in shares:
+            turn.add(queue.key.topic, queue.key.queue_id, own_count, byte_count, codes)
+        turn.items += items[:count]
+        self._leave_batch(count)
+        return count > 0
+
+    def _leave_batch(self, count: int) -> None:
+        """Something became of the first ones of what is due."""
+        progress = self.progress
+        for left in range(count, 0, -1):
+            due_ms, level, offset, _ = self.batch.popleft()
+            # Of timers the last one stands for those before it.
+            if level or left == 1 or progress.left:
+                progress.fired(due_ms, level, offset)
+        self._is_dirty = True
+
+    def _deliver_one(self, item: Waiting, now_ms: int, turn: _Turn) -> None:
+        """The same for one that is unusual. May raise ColdRead."""
         try:
-            original = read_original(store, item.position) if item.position >= 0 else None
-            if original is None:
-                self._deliver_plainly(item, now_ms, turn)
-                return
+            self._deliver_plainly(item, now_ms, turn)
         except RecordDamaged as error:
             self._drop("a delayed message is damaged and is not delivered: %s", error)
-            return
-        place = delay_forms.place_of(original.properties)
-        if place is None:
-            self._drop("entry %d of queue %d is no delayed message", item.offset, item.level - 1)
-            return
-        if place in targets:
-            target = targets[place]
-        else:
-            target = targets[place] = self._target(*place)
-        if target is None:
-            self._drop_for(place[0].decode("utf-8", "replace"))
-            return
-        staged = None
-        if target.queue is not None:
-            properties = delay_forms.fired_properties(
-                original.properties, item.level == 0, original.store_ms, now_ms
-            )
-            staged = stage_copy(store, target.queue, original, properties)
-        if staged is None:
-            self._deliver_plainly(item, now_ms, turn)
-        else:
-            delivered = Delivered(item, target.topic, target.queue_id, staged.tags_code)
-            turn.add(delivered, staged.size)
+        except (ColdRead, SluiceError):
+            raise
+        except Exception:
+            # One that nobody foresaw must not keep all others back.
+            self.dropped += 1
+            log_lines.exception("the message that waited at %d is left out", item.position)
 
-    def _target(self, topic_bytes: bytes, queue_text: bytes) -> _Target | None:
+    def _target(self, topic_bytes: bytes, queue_text: bytes) -> Target | None:
         """Where messages for a queue go; None where there is no such topic any more."""
         topic = topic_bytes.decode("utf-8", "replace")
         settings = self._core.topics.get(topic)
@@ -317,10 +308,10 @@ class Delays:
         if queue_id >= max(settings.read_queues, settings.write_queues):
             queue_id %= max(1, settings.write_queues)  # there are fewer than there were
         if settings.attributes:
-            return _Target(topic, queue_id, None)
+            return Target(topic, queue_id, None)
         queue = self._core.store.queue(topic, queue_id)
         fits = takes_copies(self._core.store, queue)
-        return _Target(topic, queue_id, queue if fits else None)
+        return Target(topic, queue_id, queue if fits else None)
 
     def entry_of(self, item: Waiting) -> records.Entry | None:
         """The entry that waits; None where the log does not have it. May raise ColdRead."""
@@ -349,17 +340,16 @@ class Delays:
             self._drop("the delayed message at %d cannot be stored: %s", entry.position, error)
             return
         code = records.java_hash(tag) if tag else 0
-        alone.add(Delivered(item, target.topic, target.queue_id, code), size)
+        alone.items.append(item)
+        alone.add(target.topic, target.queue_id, 1, size, {code})
         self._count(alone)
         turn.count += 1
         turn.byte_count += size
 
     def _count(self, turn: _Turn) -> None:
-        self._unconfirmed_bytes += turn.own_bytes
-        counts = Counter(each.topic for each in turn.delivered)
-        for topic, count in counts.items():
-            share = turn.own_bytes * count // len(turn.delivered)
-            self._core.stats.stored(topic, count, share)
+        for topic, _, count, byte_count, _ in turn.delivered:
+            self._unconfirmed_bytes += byte_count
+            self._core.stats.stored(topic, count, byte_count)
 
     def _drop(self, text: str, *values: object) -> None:
         self.dropped += 1
@@ -375,20 +365,22 @@ class Delays:
     def confirmed(self, turn: _Turn) -> None:
         """What was delivered can be read: whoever waits for it is asked again."""
         polls, now_ms = self._core.polls, self._core.now_ms()
-        self._unconfirmed_bytes -= turn.own_bytes
-        self.fired += len(turn.delivered)
-        for item, topic, queue_id, code in turn.delivered:
-            self.lateness.add(max(1, now_ms - item.due_ms) * 1_000_000)
+        self.fired += len(turn.items)
+        for due_ms, same in groupby(item.due_ms for item in turn.items):
+            self.lateness.add(max(1, now_ms - due_ms) * 1_000_000, len([*same]))
+        for topic, queue_id, _, byte_count, codes in turn.delivered:
+            self._unconfirmed_bytes -= byte_count
             if polls.is_awaited:
-                polls.arrived((topic, queue_id), code)
+                for code in codes:
+                    polls.arrived((topic, queue_id), code)
         if self.batch:
             self.soon()
 
     def failed(self, turn: _Turn, error: SluiceError) -> None:
         """Nothing of a turn was written: all of it waits again."""
-        self._unconfirmed_bytes -= turn.own_bytes
+        self._unconfirmed_bytes -= sum(each.byte_count for each in turn.delivered)
         self._is_failing = True
-        self.wait_again([each.item for each in turn.delivered])
+        self.wait_again(turn.items)
         self.complain("delayed messages could not be delivered, they are kept: %s", error)
 
     def wait_again(self, items: list[Waiting]) -> None:
@@ -407,7 +399,7 @@ class Delays:
         works = [cold.work]
         for item in islice(self.batch, 1, _TURN_COUNT_MAX):
             try:
-                read_original(self._core.store, item.position)
+                self.entry_of(item)
             except ColdRead as other:
                 works.append(other.work)
             except SluiceError:
@@ -528,21 +520,14 @@ class Delays:
         self._core.ask_turn()
 
 
-class Delivered(NamedTuple):
-    """What became of something that waited."""
-
-    item: Waiting
-    topic: str
-    queue_id: int
-    tags_code: int
-
-
-class _Target(NamedTuple):
-    """Where messages of a place go; without a queue, each in its own way."""
+class _Delivered(NamedTuple):
+    """What a queue got in one turn."""
 
     topic: str
     queue_id: int
-    queue: Target | None
+    message_count: int
+    byte_count: int
+    tags_codes: set[int]
 
 
 class _Turn:
@@ -550,16 +535,15 @@ class _Turn:
 
     def __init__(self, delays: Delays) -> None:
         self._delays = delays
-        self.delivered: list[Delivered] = []
-        self.own_bytes = 0
+        self.items: list[Waiting] = []
+        self.delivered: list[_Delivered] = []
         self.count = 0  # of the event loop's turn, with what is confirmed by itself
         self.byte_count = 0
 
-    def add(self, delivered: Delivered, size: int) -> None:
-        self.delivered.append(delivered)
-        self.own_bytes += size
-        self.count += 1
-        self.byte_count += size
+    def add(self, topic: str, queue_id: int, count: int, byte_count: int, codes: set[int]) -> None:
+        self.delivered.append(_Delivered(topic, queue_id, count, byte_count, codes))
+        self.count += count
+        self.byte_count += byte_count
 
     def told(self, error: SluiceError | None) -> None:
         """The store's word on all of them."""

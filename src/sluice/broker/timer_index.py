@@ -2,12 +2,13 @@
 
 A million of them cost sixteen bytes each. They lie in buckets of an hour, each a plain array of
 numbers in any order; when an hour comes it is cut into seconds, and when a second comes its timers
-go into a heap. So a timer is looked at three times in its life, mostly together with thousands of
-others, and only those of one second are objects of their own.
+are put in order. So a timer is looked at three times in its life, mostly together with thousands
+of others.
 
 A bucket has two numbers for each timer: `time << 40 | offset`, with the time counted from the
-hour's beginning, and the position. In the heap both are one number, and times count from 1970.
-Comparing them compares times, then offsets. This module keeps no time of its own and reads nothing.
+hour's beginning, and the position. Those of the second that has come lie in order. What is added
+to it then goes into a heap, in which both are one number, and times count from 1970. Comparing
+them compares times, then offsets. This module keeps no time of its own and reads nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ Numbers = npt.NDArray[np.int64]
 
 OFFSET_BITS: Final = 40
 OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
+_KEY_MAX: Final = (1 << 63) - 1
 _POSITION_BITS: Final = 63
 _POSITION_MASK: Final = (1 << _POSITION_BITS) - 1
 _HEAP_TIME_SHIFT: Final = OFFSET_BITS + _POSITION_BITS
@@ -75,7 +77,9 @@ class TimerIndex:
         self._open_to = -1
         self._seconds: dict[int, array[int]] = {}  # of open hours, after `_near_to`
         self._near_to = -1
-        self._near: list[int] = []  # a heap: everything up to the second `_near_to`
+        self._near = np.empty((0, 2), np.int64)  # the second `_near_to`, in order
+        self._near_hour = 0
+        self._late: list[int] = []  # a heap: what was added up to that second since it came
         self.count = 0
 
     # --------------------------------------------------------------------------------------- adding
@@ -99,27 +103,45 @@ class TimerIndex:
                 self._seconds.setdefault(second, array("q")).frombytes(part.tobytes())
             else:
                 for number in _heap_numbers(hour, part):
-                    heappush(self._near, number)
+                    heappush(self._late, number)
 
     # --------------------------------------------------------------------------------------- taking
 
-    def take(self, now_ms: int, count_max: int) -> list[Timer]:
+    def take(self, now_ms: int, count_max: int) -> list[tuple[int, int, int]]:
         """Timers that are due, the earliest first; they do not wait here any more."""
-        taken: list[Timer] = []
-        near = self._near
+        taken: list[tuple[int, int, int]] = []
         while len(taken) < count_max:
-            if not near:
-                if not self._come_near(now_ms):
-                    break
-                near = self._near
-            if near[0] >> _HEAP_TIME_SHIFT > now_ms:
+            if not (len(self._near) or self._late or self._come_near(now_ms)):
                 break
-            taken.append(_timer_of(heappop(near)))
+            part = self._take_near(now_ms, count_max - len(taken))
+            if not part:
+                break
+            taken += part
         self.count -= len(taken)
         return taken
 
+    def _take_near(self, now_ms: int, count_max: int) -> list[tuple[int, int, int]]:
+        """Some that are due of those in order, or the first of those that came late."""
+        near, late = self._near, self._late
+        begin_ms = self._near_hour * _HOUR_MS
+        limit = (now_ms + 1 - begin_ms) << OFFSET_BITS
+        if late and late[0] >> _HEAP_TIME_SHIFT <= now_ms:
+            first = (late[0] >> _POSITION_BITS) - (begin_ms << OFFSET_BITS)
+            if not len(near) or first < near[0, 0]:
+                return [_timer_of(heappop(late))]
+            limit = min(limit, first)
+        if not len(near):
+            return []
+        keys = near[:count_max, 0]
+        keys = keys[: int(np.searchsorted(keys, min(limit, _KEY_MAX)))]
+        positions = near[: len(keys), 1]
+        self._near = near[len(keys) :]
+        due_ms = (keys >> OFFSET_BITS) + begin_ms
+        offsets = keys & OFFSET_MASK
+        return list(zip(due_ms.tolist(), offsets.tolist(), positions.tolist(), strict=True))
+
     def _come_near(self, now_ms: int) -> bool:
-        """The heap is empty: fill it with the next second that has begun, if there is one."""
+        """None is near: the next second that has begun comes, if there is one."""
         while not self._seconds:
             hour = min(self._hours, default=None)
             if hour is None or hour * _HOUR_MS > now_ms:
@@ -129,8 +151,9 @@ class TimerIndex:
         second = min(self._seconds)
         if second * _SECOND_MS > now_ms:
             return False
-        numbers = _heap_numbers(second // _HOUR_SECONDS, _rows(self._seconds.pop(second)))
-        self._near = sorted(numbers)
+        rows = _rows(self._seconds.pop(second))
+        self._near = rows[np.argsort(rows[:, 0])]
+        self._near_hour = second // _HOUR_SECONDS
         self._near_to = second
         return True
 
@@ -139,10 +162,11 @@ class TimerIndex:
         second, hour = due_ms // _SECOND_MS, due_ms // _HOUR_MS
         if second <= self._near_to:
             key = key_of(due_ms, offset)
-            kept = [number for number in self._near if number >> _POSITION_BITS != key]
-            is_there = len(kept) < len(self._near)
-            self._near = kept
-            heapify(kept)
+            late = [number for number in self._late if number >> _POSITION_BITS != key]
+            near = self._near[self._near[:, 0] != _key_in_hour(due_ms, offset, self._near_hour)]
+            is_there = len(late) + len(near) < len(self._late) + len(self._near)
+            self._late, self._near = late, near
+            heapify(late)
             self.count -= is_there
             return is_there
         table, name = (self._hours, hour) if hour > self._open_to else (self._seconds, second)
@@ -167,7 +191,9 @@ class TimerIndex:
         second, hour = due_ms // _SECOND_MS, due_ms // _HOUR_MS
         if second <= self._near_to:
             key = key_of(due_ms, offset)
-            return any(number >> _POSITION_BITS == key for number in self._near)
+            if any(number >> _POSITION_BITS == key for number in self._late):
+                return True
+            return bool((self._near[:, 0] == _key_in_hour(due_ms, offset, self._near_hour)).any())
         bucket = self._hours.get(hour) if hour > self._open_to else self._seconds.get(second)
         key = _key_in_hour(due_ms, offset)
         return bucket is not None and bool((_rows(bucket)[:, 0] == key).any())
@@ -177,7 +203,7 @@ class TimerIndex:
         return [_timer_of(number) for number in islice(self._sorted_after(key), count_max)]
 
     def _sorted_after(self, key: int) -> Iterator[int]:
-        yield from (each for each in sorted(self._near) if each >> _POSITION_BITS > key)
+        yield from (each for each in sorted(self._near_numbers()) if each >> _POSITION_BITS > key)
         for table, width, hour_width in (
             (self._seconds, _SECOND_MS, _HOUR_SECONDS),
             (self._hours, _HOUR_MS, 1),
@@ -191,9 +217,13 @@ class TimerIndex:
                     rows = rows[rows[:, 0] > _key_in_hour(*pair_of(key), hour)]
                 yield from _heap_numbers(hour, rows[np.argsort(rows[:, 0])])
 
+    def _near_numbers(self) -> list[int]:
+        return [*_heap_numbers(self._near_hour, self._near), *self._late]
+
     def below(self, offset: int, count_max: int) -> list[Timer]:
         """Some of the timers with a lower offset: those whose entries may have to move."""
-        found = [timer for timer in map(_timer_of, self._near) if timer.offset < offset]
+        near = map(_timer_of, self._near_numbers())
+        found = [timer for timer in near if timer.offset < offset]
         for table, hour_width in ((self._seconds, _HOUR_SECONDS), (self._hours, 1)):
             for name, bucket in table.items():
                 if len(found) >= count_max:

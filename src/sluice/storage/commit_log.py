@@ -162,6 +162,11 @@ class CommitLog:
         """Where the log ends once everything staged is written."""
         return self._end
 
+    @property
+    def file_end(self) -> int:
+        """Up to where entries may reach that go into the same file as the last one."""
+        return self._active_end - records.BLANK_BYTES
+
     def position_for(self, size: int) -> int:
         """The position of the next `size` bytes (one entry, or a batch that must not cross a
         file).

@@ -2,7 +2,8 @@
 
 That is what becomes of a delayed message when it is due, and it happens tens of thousands of times
 in a second. So an entry that this process wrote or scanned is not checked once more, its body's
-checksum is taken over, and nothing becomes a `Message` in between. What is unusual (IPv6, a queue
+checksum is taken over, nothing becomes a `Message` in between, and what is due together is made
+together (`stage_copies`). What is unusual (IPv6, a queue
 of another kind, a life that ends) is left to `Store.stage`; a test holds the two together.
 
 Everything here belongs to the store's owner.
@@ -10,32 +11,39 @@ Everything here belongs to the store's owner.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from isal.isal_zlib import crc32
 
-from sluice.errors import RecordDamaged
 from sluice.model import Buffer
 from sluice.protocol import records
 from sluice.protocol.lifetimes import EXPIRES_NAME
 from sluice.storage.files import OpenFile
 from sluice.storage.indexing import indexed
-from sluice.storage.queue_index import SIMPLE_UNIT, ColdRead, QueueIndex
+from sluice.storage.key_index import Found
+from sluice.storage.queue_index import SIMPLE_UNIT, QueueIndex
 
 if TYPE_CHECKING:
     from sluice.storage.store import Store
 
 Keys = tuple[bytes, bytes, bytes]  # what `records.message_keys` finds
 
-# As `records.Encoder` writes it, with addresses of IPv4.
-_HEAD: Final = Struct(">iIIiiqqiq8sq8siqi")
-_FIRST_BYTES: Final = 4096  # looked at first: mostly the whole entry
+# An entry's head as `records.Encoder` writes it, with addresses of IPv4. Of an original: size,
+# magic, checksum of the body, flag, position, flags of the system, time and host of birth, store
+# time, times it was tried, size of the body; and what a copy has.
+_ORIGINAL: Final = Struct(">iI4s4x4s8xqi16sq8x4s8xi")
+_COPIED: Final = Struct(">iI4si4sqqi16sq8s4sqi")
+_HEAD_BYTES: Final = 88
+assert _ORIGINAL.size == _COPIED.size == _HEAD_BYTES
+_PREFIX: Final = Struct(">iI")
+_AHEAD_BYTES: Final = 1 << 16  # asked about at once: what is copied together often lies together
 _V6: Final = records.SYS_BORN_V6 | records.SYS_STORE_V6
 _UNUSUAL: Final = _V6 | records.SYS_INNER_BATCH | records.SYS_TX_MASK
 
 
-Target = QueueIndex  # what copies go into
+TargetQueue = QueueIndex  # what copies go into
 
 
 class Original(NamedTuple):
@@ -63,55 +71,193 @@ class Copied(NamedTuple):
     tags_code: int
 
 
-def read_original(store: Store, position: int) -> Original | None:
-    """The entry at a position; None: it is unusual, or none, and is read another way.
+class Share(NamedTuple):
+    """What a queue got of some copies."""
 
-    May raise `ColdRead`, and `RecordDamaged`.
+    queue: QueueIndex
+    message_count: int
+    byte_count: int
+    tags_codes: set[int]
+
+
+# Told the properties of an entry (without the checksum) and its store time, it says into which
+# queue a copy goes, what is added to its properties, and its keys; None: it is an unusual one.
+Choose = Callable[[bytes, int], tuple[QueueIndex, bytes, Keys] | None]
+
+
+def stage_copies(store: Store, positions: Iterable[int], choose: Choose) -> list[Share]:
+    """Stage copies of the entries at some positions, with these as origins, in one piece.
+
+    It stops at the first one that is unusual, damaged, or not in memory: that one has to take the
+    plain way. Queues are to be ones that `takes_copies`. Nobody is told when it is confirmed, see
+    `lanes.tell`.
     """
-    log, reader = store.log, store.reader
-    at = position % log.segment_bytes
-    room = log.segment_bytes - at
-    if not log.start <= position < store.confirmed or room < _HEAD.size:
-        return None
-    file = log.segments[position - at].file
-    is_cold = position < reader.hot_from
-    if is_cold:
-        _require_memory(file, at, at + min(room, _FIRST_BYTES))
-    view = file.view()
-    fields = _HEAD.unpack_from(view, at)
-    size, magic, body_crc, _, flag, _, own_position, sys_flag, born_ms, born_host = fields[:10]
-    if magic != records.MAGIC_V1 or own_position != position or sys_flag & _UNUSUAL:
-        return None
-    body_at, end = at + _HEAD.size, at + size
-    topic_at = body_at + fields[14]
-    if not body_at <= topic_at < end <= at + room:
-        return None
-    if is_cold and size > _FIRST_BYTES:
-        _require_memory(file, at, end)
-    if position < reader.trusted_from:
-        try:
-            records.summarize(view, at, position)
-        except records.BadRecord as error:
-            raise RecordDamaged(*log.path_of(position), str(error)) from error
-    properties_at = topic_at + 1 + view[topic_at] + 2
-    return Original(
-        position,
-        bytes(view[topic_at + 1 : properties_at - 2]),
-        body_crc,
-        flag,
-        sys_flag,
-        born_ms,
-        born_host,
-        fields[10],
-        fields[12],
-        view[body_at:topic_at],
-        records.without_checksum(bytes(view[properties_at:end])),
+    encoder, log = store.encoder, store.log
+    store_ms, store_host, crc_bytes = store.turn_ms(), encoder.store_host, encoder.crc_bytes
+    body_bytes_max, entry_bytes_max = encoder.body_bytes_max, encoder.entry_bytes_max
+    original_at = _Originals(store).at
+    pack, crc_parts, without_checksum = _COPIED.pack, records.crc_parts, records.without_checksum
+    pack_unit, java_hash = SIMPLE_UNIT.pack, records.java_hash
+    parts: list[bytes] = []
+    found: list[Found] = []
+    targets: dict[QueueIndex, _Into] = {}
+    end = log.end
+    for position in positions:
+        original = original_at(position)
+        if original is None:
+            break
+        body_crc, flag, sys_flag, born, then_ms, times, body_bytes, rest = original
+        properties = without_checksum(rest[body_bytes + 3 + rest[body_bytes] :])
+        chosen = choose(properties, then_ms)
+        if chosen is None:
+            break
+        queue, closing, keys = chosen
+        target = targets.get(queue)
+        if target is None:
+            target = targets[queue] = _Into(store, queue)
+        properties_bytes = len(properties) + len(closing) + crc_bytes
+        size = target.rest_bytes + body_bytes + properties_bytes
+        if (
+            size > entry_bytes_max
+            or properties_bytes > records.PROPERTIES_BYTES_MAX
+            or body_bytes > body_bytes_max
+            or EXPIRES_NAME in properties
+        ):
+            break
+        if not parts:
+            end = log.position_for(size)
+        elif end + size > log.file_end:
+            break
+        head = pack(
+            *(size, target.magic, body_crc, target.queue_id, flag, target.offset, end, sys_flag),
+            *(born, store_ms, store_host, times, position, body_bytes),
+        )
+        entry = b"".join(
+            (
+                *(head, rest[:body_bytes], target.topic_field),
+                *(properties_bytes.to_bytes(2, "big"), properties, closing),
+            )
+        )
+        parts.append(entry)
+        parts += crc_parts(crc32(entry))
+        found.append((target.topic, keys, end, store_ms))
+        code = java_hash(keys[2]) if keys[2] else 0
+        target.codes.add(code)
+        target.units.append(pack_unit(end, size, code))
+        target.offset += 1
+        end += size
+    if parts:
+        log.stage(b"".join(parts))
+    shares: list[Share] = []
+    for target in targets.values():
+        if target.units:
+            # The key index takes them in the order of the log, whichever queue they are in.
+            shares.append(target.stage(found, end))
+            found = []
+    return shares
+
+
+class _Originals:
+    """Reads the entries that copies are made from."""
+
+    def __init__(self, store: Store) -> None:
+        self._log = store.log
+        self._segment_bytes = store.log.segment_bytes
+        self._start, self._stop = store.log.start, store.confirmed
+        self._hot_from, self._trusted_from = store.reader.hot_from, store.reader.trusted_from
+        self._easy_from = max(self._hot_from, self._trusted_from)
+        self._base = -1
+        self._view = memoryview(b"")
+        self._file: OpenFile | None = None
+        self._resident = (0, 0)  # a part of the file that is known to be in memory
+
+    def at(self, position: int) -> tuple[bytes, bytes, int, bytes, int, bytes, int, bytes] | None:
+        """Of the entry at a position what stays as it is, packed where nobody looks into it, its
+        flags, store time and size of the body, and all behind its head; None: it needs a closer
+        look.
+        """
+        segment_bytes = self._segment_bytes
+        at = position % segment_bytes
+        if not self._start <= position < self._stop or segment_bytes - at < _HEAD_BYTES:
+            return None
+        if position - at != self._base:
+            self._open(position - at)
+        if position < self._easy_from and not self._is_good(position, at):
+            return None
+        size, magic, body_crc, flag, own, sys_flag, born, then_ms, times, body_bytes = (
+            _ORIGINAL.unpack_from(self._view, at)
+        )
+        if (
+            magic != records.MAGIC_V1
+            or own != position
+            or sys_flag & _UNUSUAL
+            or not 0 <= body_bytes < size - _HEAD_BYTES
+            or size > segment_bytes - at
+        ):
+            return None
+        rest = bytes(self._view[at + _HEAD_BYTES : at + size])
+        return body_crc, flag, sys_flag, born, then_ms, times, body_bytes, rest
+
+    def _open(self, base: int) -> None:
+        self._base = base
+        self._file = self._log.segments[base].file
+        self._view = self._file.view()
+        self._resident = (0, 0)
+
+    def _is_good(self, position: int, at: int) -> bool:
+        """Whether an entry is in memory, and what was written."""
+        is_hot = position >= self._hot_from
+        if not is_hot and not self._is_resident(at, at + _HEAD_BYTES):
+            return False
+        size, magic = _PREFIX.unpack_from(self._view, at)
+        if magic != records.MAGIC_V1 or not _HEAD_BYTES < size <= self._segment_bytes - at:
+            return False
+        if not is_hot and not self._is_resident(at, at + size):
+            return False
+        if position < self._trusted_from:
+            try:
+                records.summarize(self._view, at, position)
+            except records.BadRecord:
+                return False
+        return True
+
+    def _is_resident(self, start: int, stop: int) -> bool:
+        if self._resident[0] <= start and stop <= self._resident[1]:
+            return True
+        assert self._file is not None
+        ahead = min(start + _AHEAD_BYTES, self._segment_bytes)
+        if stop <= ahead and self._file.resident(start, ahead):
+            self._resident = (start, ahead)
+            return True
+        return self._file.resident(start, stop)
+
+
+class _Into:
+    """A queue that copies go into."""
+
+    __slots__ = (
+        *("_queue", "_store", "codes", "magic", "offset"),
+        *("queue_id", "rest_bytes", "topic", "topic_field", "units"),
     )
 
+    def __init__(self, store: Store, queue: QueueIndex) -> None:
+        self._store = store
+        self._queue = queue
+        self.topic = queue.topic_bytes
+        _, self.magic, self.topic_field, _ = store.encoder.shape(self.topic, 0, bytes(8))
+        self.rest_bytes = _HEAD_BYTES + len(self.topic_field) + 2
+        self.queue_id = queue.key.queue_id
+        self.offset = queue.next_offset
+        self.units: list[bytes] = []
+        self.codes: set[int] = set()
 
-def _require_memory(file: OpenFile, start: int, stop: int) -> None:
-    if not file.resident(start, stop):
-        raise ColdRead(lambda: file.warm(start, stop))
+    def stage(self, found: list[Found], end: int) -> Share:
+        queue, count = self._queue, len(self.units)
+        queue.next_offset = self.offset
+        units = b"".join(self.units)
+        self._store.staged.append((queue, units, count, found, end, None, False))
+        byte_count = sum(size for _, size, _ in SIMPLE_UNIT.iter_unpack(units))
+        return Share(queue, count, byte_count, self.codes)
 
 
 def takes_copies(store: Store, queue: QueueIndex) -> bool:

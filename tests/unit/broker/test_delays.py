@@ -239,7 +239,7 @@ def test_what_is_overdue_after_a_downtime_comes_in_order_of_its_time(box: Box) -
 
 
 def test_thousands_that_are_due_together_come_once_and_in_order(box: Box) -> None:
-    for number in range(3_000):
+    for number in range(6_000):
         kind = {"DELAY": "1"} if number % 3 else {"TIMER_DELAY_MS": str(1_000 - number % 7)}
         box.stage(b"%d" % number, TOPIC, number % 2, **kind)
     box.settle()
@@ -249,11 +249,11 @@ def test_thousands_that_are_due_together_come_once_and_in_order(box: Box) -> Non
     while box.soon:
         before = len(box.bodies()) + len(box.bodies(queue_id=1))
         box.soon.popleft()()
-        assert len(box.bodies()) + len(box.bodies(queue_id=1)) - before <= 256, "the loop goes on"
+        assert len(box.bodies()) + len(box.bodies(queue_id=1)) - before <= 1_024, "the loop goes on"
         turns += 1
-    assert turns > 10
+    assert turns > 5
     arrived = [*box.entries(), *box.entries(queue_id=1)]
-    assert sorted(int(bytes(entry.body)) for entry in arrived) == list(range(3_000))
+    assert sorted(int(bytes(entry.body)) for entry in arrived) == list(range(6_000))
     for entries in (box.entries(), box.entries(queue_id=1)):
         origins = {e.position: e.store_ms for e in box.entries(TIMER_TOPIC)}
         assert origins, "both kinds"
