@@ -68,7 +68,8 @@ class PropertyFilter(NamedTuple):
 
     test: Callable[[bytes], bool]
     steps: int  # that one test takes at most
-    # Where it is not found in framed properties, also of many messages together, the test says no.
+    # Where it is not found in properties, also of many messages together, the test says no. It does
+    # not ask for the separator before a property; the one behind is always there.
     screen: re.Pattern[bytes] | None = None
 
     def matches(self, properties: Buffer) -> bool:

@@ -4,9 +4,9 @@ A filter that few messages pass is asked about very many. A screen is a pattern 
 searched for in the properties of many messages at once; where it is not found the filter would say
 no. Where it is, the filter decides: a screen may let pass too much and never too little.
 
-The properties stand as 0x02 name 0x01 value 0x02. What Java reads as a number has many spellings
-(signs, zeros before it, the digits of other scripts), so only values of plain digits that begin
-with none of the zeros are judged here; all others pass.
+The properties stand as name 0x01 value 0x02, and a longer name with the same end passes too. What
+Java reads as a number has many spellings (signs, zeros before it, the digits of other scripts), so
+only values of plain digits that begin with none of the zeros are judged here; all others pass.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def any_of(screens: Sequence[Screen | None]) -> Screen | None:
 
 
 def _key(name: str) -> bytes:
-    return rb"\x02%b\x01" % re.escape(name.encode())
+    return rb"%b\x01" % re.escape(name.encode())
 
 
 def _bounded(name: str, value: bytes) -> Screen:

@@ -26,8 +26,15 @@ from sluice.errors import RecordDamaged
 from sluice.model import PropertyFilter
 from sluice.protocol import records
 from sluice.storage.commit_log import CommitLog
-from sluice.storage.property_scan import UNIT_BYTES, gather
-from sluice.storage.queue_index import FILLER_SIZE, ColdRead, QueueFiles, QueueIndex, Unit
+from sluice.storage.property_scan import UNIT_BYTES, Places, Table, gather
+from sluice.storage.queue_index import (
+    FILLER_SIZE,
+    SIMPLE_UNIT,
+    ColdRead,
+    QueueFiles,
+    QueueIndex,
+    Unit,
+)
 
 _HEAD: Final = Struct(">iI4xi4xqq")  # size, magic, queue id, queue offset, position
 _MAGICS: Final = (records.MAGIC_V1, records.MAGIC_V2)
@@ -35,6 +42,7 @@ _BODY_HEAD: Final = Struct(">i24xqi44xi")  # size, position, sys flag, body size
 _MISMATCH: Final = "the queue's unit does not match the entry"
 _V6_HOSTS: Final = records.SYS_BORN_V6 | records.SYS_STORE_V6
 SCAN_UNITS_MAX: Final = 800  # units looked at in one read, matching or not: bounds a filter's work
+SCREENED_UNITS_MAX: Final = 4_000  # the same where most of them are passed over together
 # The same for filters by properties, which have to look at the entries themselves.
 SCAN_BYTES_MAX: Final = 16 * 1024 * 1024
 SCAN_WORK_MAX: Final = 1 << 26  # steps, each as long as the properties that it looks through
@@ -138,31 +146,22 @@ class Reader:
     ) -> ReadResult:
         """Entries from `offset` on: the first one whatever its size, then within the limits."""
         low, high = queue.start_offset, self.max_offset(queue, confirmed)
-        if low == high:
-            return _nothing_there(offset, low, high)
-        if offset < low:
-            return ReadResult(ReadStatus.OFFSET_TOO_SMALL, low, low, high)
-        if offset >= high:
-            status = ReadStatus.OFFSET_OVERFLOW_ONE
-            if offset > high:
-                status = ReadStatus.OFFSET_OVERFLOW_BADLY
-            return ReadResult(status, high, low, high)
+        if not low <= offset < high:
+            return outside(offset, low, high)
         start = queue.seek(offset, self._store, wait=False)
-        # With a filter more units are looked at than are returned.
-        reach = SCAN_UNITS_MAX if accept is not None else min(count_max, SCAN_UNITS_MAX)
         visible = self.visible_units(queue, confirmed)
-        stop = min(start + reach, visible)
-        raw = queue.units(start, stop, self._store, wait=False)
-        units = queue.iterate(raw, start)
-        if accept is not None and isinstance(accept, PropertyFilter):
-            assert units, "between the bounds of a queue there is a unit"
-            units = self._within_reach(units, accept.steps)
-            chosen, seen_count, byte_count = self._choose_by_properties(
-                queue, raw, units, count_max, bytes_max, accept
-            )
-            next_offset = units[seen_count - 1][3] + units[seen_count - 1][4]
-            stop = start + seen_count
+        if isinstance(accept, PropertyFilter):
+            limits = (count_max, bytes_max)
+            chosen, stop, byte_count = self._choose_screened(
+                queue, start, visible, *limits, accept
+            ) or self._choose_by_properties(queue, start, visible, *limits, accept)
+            next_offset = self._offset_of(queue, stop)
         else:
+            # With a filter more units are looked at than are returned.
+            reach = SCAN_UNITS_MAX if accept is not None else min(count_max, SCAN_UNITS_MAX)
+            stop = min(start + reach, visible)
+            raw = queue.units(start, stop, self._store, wait=False)
+            units = queue.iterate(raw, start)
             chosen, next_offset, byte_count = _choose(units, offset, count_max, bytes_max, accept)
         if not chosen:
             if stop >= visible:
@@ -195,22 +194,92 @@ class Reader:
                     units = units[:index]
                     break
                 places.append((position, position + size))
-        self._require_memory(places)
+        self.require_memory(places)
         return units
+
+    def _offset_of(self, queue: QueueIndex, stop: int) -> int:
+        """The offset behind the last of the units below a number."""
+        raw = queue.units(stop - 1, stop, self._store, wait=False)
+        ((_, _, _, offset, count),) = queue.iterate(raw, stop - 1)
+        return offset + count
+
+    def _choose_screened(
+        self,
+        queue: QueueIndex,
+        start: int,
+        visible: int,
+        count_max: int,
+        bytes_max: int,
+        wanted: PropertyFilter,
+    ) -> tuple[list[Unit], int, int] | None:
+        """What `_choose_by_properties` does, where a screen can be searched for in all at once.
+
+        A whole topic may go through here for a few messages: the others cost next to nothing, so
+        more of them are looked at in one read. None: it has to be done that other way.
+        """
+        chosen: list[Unit] = []
+        byte_count, at, stop = 0, start, min(start + SCREENED_UNITS_MAX, visible)
+        part_units = count_max + _FIRST_UNITS
+        while at < stop:
+            raw = queue.units(at, min(at + part_units, stop), self._store, wait=False)
+            table = self._table(queue, raw, wanted)
+            if table is None or wanted.screen is None:
+                return (chosen, at, byte_count) if at > start else None
+            for index, data in table.framed(wanted.screen):
+                if wanted.test(data):
+                    unit_at = index * UNIT_BYTES
+                    (unit,) = queue.iterate(raw[unit_at : unit_at + UNIT_BYTES], at + index)
+                    if chosen and byte_count + unit[1] > bytes_max:
+                        return chosen, at + index, byte_count
+                    chosen.append(unit)
+                    byte_count += unit[1]
+                    if len(chosen) >= count_max:
+                        return chosen, at + index + 1, byte_count
+            at += len(raw) // UNIT_BYTES
+            part_units = SCREENED_UNITS_MAX
+        return chosen, at, byte_count
+
+    def _table(
+        self, queue: QueueIndex, raw: bytes | bytearray, wanted: PropertyFilter
+    ) -> Table | None:
+        """Properties of entries that lie in one file and that this process wrote; None: others."""
+        if wanted.screen is None or queue.unit_bytes != UNIT_BYTES:
+            return None
+        if len(raw) < _TOGETHER_MIN * UNIT_BYTES:
+            return None
+        first, last = (SIMPLE_UNIT.unpack_from(raw, at)[0] for at in (0, len(raw) - UNIT_BYTES))
+        base = first - first % self._log.segment_bytes
+        if first < max(self._trusted_from, self._hot_from()):
+            return None
+        if not base <= last < base + self._log.segment_bytes:
+            return None
+        view = self._log.segments[base].file.view()
+        try:
+            places = Places(view, base, raw, queue.topic_bytes)
+        except ValueError:
+            return None
+        total_bytes = int((places.ends - places.ats).sum())
+        work = wanted.steps * (total_bytes + len(places.ats) * _STEP_WORK)
+        if total_bytes > SCAN_BYTES_MAX or work > SCAN_WORK_MAX:
+            return None
+        return places.table()
 
     def _choose_by_properties(
         self,
         queue: QueueIndex,
-        raw: bytes | bytearray,
-        units: list[Unit],
+        start: int,
+        visible: int,
         count_max: int,
         bytes_max: int,
         wanted: PropertyFilter,
     ) -> tuple[list[Unit], int, int]:
-        """The units to return, how many were looked at, and the bytes of those to return.
-
-        A whole topic may go through here for a few messages, so it does little with the others.
+        """The units to return, the number of the first that was not looked at, and the bytes of
+        those to return.
         """
+        raw = queue.units(start, min(start + SCAN_UNITS_MAX, visible), self._store, wait=False)
+        units = queue.iterate(raw, start)
+        assert units, "between the bounds of a queue there is a unit"
+        units = self._within_reach(units, wanted.steps)
         test = wanted.test
         chosen: list[Unit] = []
         byte_count, seen_count, part_units = 0, 0, count_max + _FIRST_UNITS
@@ -220,14 +289,14 @@ class Reader:
                 if test(data):
                     size = units[index][1]
                     if chosen and byte_count + size > bytes_max:
-                        return chosen, index, byte_count
+                        return chosen, start + index, byte_count
                     chosen.append(units[index])
                     byte_count += size
                     if len(chosen) >= count_max:
-                        return chosen, index + 1, byte_count
+                        return chosen, start + index + 1, byte_count
             seen_count += part_units
             part_units = SCAN_UNITS_MAX
-        return chosen, len(units), byte_count
+        return chosen, start + len(units), byte_count
 
     def _framed(
         self,
@@ -271,7 +340,7 @@ class Reader:
         # After the head and the body: the topic with its size, and the size of the properties.
         start = at + 91 + body_bytes + len(queue.topic_bytes) + (len(queue.topic_bytes) > 127)
         if own_position != position or own_size != size or not at < start <= at + size:
-            raise self._damaged(position, offset, _MISMATCH)
+            raise self.damaged(position, offset, _MISMATCH)
         return b"".join((b"\x02", view[start : at + size], b"\x02"))
 
     def _slices(self, queue: QueueIndex, chosen: list[Unit]) -> list[memoryview]:
@@ -287,7 +356,7 @@ class Reader:
             run_end = position + size
         runs.append((run_start, run_end))
         runs = [run for run in runs if run[0] != run[1]]
-        self._require_memory(runs)
+        self.require_memory(runs)
         trusted_from = self._trusted_from
         queue_id = queue.key.queue_id
         base, view = -1, memoryview(b"")
@@ -301,7 +370,7 @@ class Reader:
                 continue
             seen = _HEAD.unpack_from(view, at)
             if seen[0] != size or seen[2] != queue_id or seen[3] != offset or seen[4] != position:
-                raise self._damaged(position, offset, _MISMATCH)
+                raise self.damaged(position, offset, _MISMATCH)
         return [log.view(start, stop - start) for start, stop in runs]
 
     @property
@@ -317,7 +386,7 @@ class Reader:
         """What this process wrote a short while ago is in memory."""
         return max(self._opened_at, self._log.written - self.hot_bytes)
 
-    def _require_memory(self, runs: list[tuple[int, int]]) -> None:
+    def require_memory(self, runs: list[tuple[int, int]]) -> None:
         """Raise `ColdRead` where a part may have to come from the disk."""
         log = self._log
         hot_from = self._hot_from()
@@ -344,15 +413,15 @@ class Reader:
         try:
             entry = records.summarize(view, at, position)
         except records.BadRecord as error:
-            raise self._damaged(position, offset, str(error)) from error
+            raise self.damaged(position, offset, str(error)) from error
         same = (entry.size, entry.queue_id, entry.queue_offset, entry.topic) == (
             size, queue.key.queue_id, offset, queue.topic_bytes,
         )  # fmt: skip
         if not same:
-            raise self._damaged(position, offset, _MISMATCH)
+            raise self.damaged(position, offset, _MISMATCH)
         return entry.properties
 
-    def _damaged(self, position: int, offset: int, reason: str) -> RecordDamaged:
+    def damaged(self, position: int, offset: int, reason: str) -> RecordDamaged:
         path, at = self._log.path_of(position)
         return RecordDamaged(path, at, reason, offset + 1)
 
@@ -376,7 +445,7 @@ class Reader:
         if magic not in _MAGICS and own_position != position:
             return None
         if 0 < size <= len(view) - at:
-            self._require_memory([(position, position + size)])
+            self.require_memory([(position, position + size)])
         try:
             records.summarize(view, at, position)
         except records.BadRecord as error:
@@ -395,7 +464,7 @@ class Reader:
                 path, at = log.path_of(position)
                 raise RecordDamaged(path, at, "no entry starts here")
             return records.store_time_ms(entry, 0)
-        self._require_memory([(position, position + 88)])
+        self.require_memory([(position, position + 88)])
         at = position % log.segment_bytes
         return records.store_time_ms(log.segments[position - at].file.view(), at)
 
@@ -448,6 +517,18 @@ class Reader:
 
 
 _PLACE: Final = Struct(">qi")
+
+
+def outside(offset: int, low: int, high: int) -> ReadResult:
+    """The answer to a read below or above what a queue holds, which may be nothing."""
+    if low == high:
+        return _nothing_there(offset, low, high)
+    if offset < low:
+        return ReadResult(ReadStatus.OFFSET_TOO_SMALL, low, low, high)
+    status = ReadStatus.OFFSET_OVERFLOW_ONE
+    if offset > high:
+        status = ReadStatus.OFFSET_OVERFLOW_BADLY
+    return ReadResult(status, high, low, high)
 
 
 def _nothing_there(offset: int, low: int, high: int) -> ReadResult:

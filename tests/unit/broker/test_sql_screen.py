@@ -90,7 +90,7 @@ def test_a_screen_keeps_back_what_a_filter_cannot_want(
 ) -> None:
     assert passes(text, a=passing)
     assert passes(text, a=kept_back) is False
-    assert passes(text, aa=passing) is False
+    assert passes(text, ab=passing) is False
 
 
 @pytest.mark.parametrize("text", ["a NOT IN ('x')", "a NOT CONTAINS 'x'", "a > 1.5"])
