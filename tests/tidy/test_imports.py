@@ -27,7 +27,7 @@ ADMIN_COMMANDS = (
 
 # What the store knows of the protocols: the entry, and the JSON of its own tables.
 STORED = (
-    *("protocol.records", "protocol.record_runs", "protocol.lifetimes"),
+    *("protocol.records", "protocol.record_runs", "protocol.record_tables", "protocol.lifetimes"),
     "protocol.lenient_json",
 )
 
@@ -36,6 +36,7 @@ STORAGE_TIERS = (
     ("system_calls",),
     ("files",),
     ("admission", "background", "crash_model", "key_index_file", "retention", "snapshot"),
+    ("key_batches",),
     ("commit_log", "key_index", "memory_files", "queue_index", "segment", "state"),
     (
         "checkpoint",

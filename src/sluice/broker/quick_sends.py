@@ -37,7 +37,7 @@ from sluice.protocol.remoting_fast import (
     with_field,
 )
 from sluice.storage.copies import Copied
-from sluice.storage.lanes import Lane, tell
+from sluice.storage.lanes import Lane, PlacedBatch, tell
 
 if TYPE_CHECKING:
     from sluice.broker.remoting_api import RemotingApi
@@ -60,10 +60,7 @@ class _WaitingBatch(NamedTuple):
     frame: bytes
     opaque: int
     lane: Lane
-    positions: list[int]
-    byte_count: int
-    queue_offset: int
-    keys: list[Keys]
+    placed: PlacedBatch
 
 
 class QuickSends:
@@ -153,7 +150,7 @@ class QuickSends:
             return True
         if placed is None:
             return False
-        self._batches.append(_WaitingBatch(frame, opaque, lane, *placed))
+        self._batches.append(_WaitingBatch(frame, opaque, lane, placed))
         return True
 
     def _lane(self, head: SendHead, host: bytes) -> Lane | None:
@@ -217,10 +214,10 @@ class QuickSends:
             connection.send(b"".join(answers))
             if core.polls.is_awaited:
                 for _, _, lane, _, keys in group:
-                    self._arrived(lane, keys)
+                    self._arrived(lane, records.java_hash(keys[2]) if keys[2] else 0)
                 for batch in batches:
-                    for keys in batch.keys:
-                        self._arrived(batch.lane, keys)
+                    for code in batch.placed.tags_codes:
+                        self._arrived(batch.lane, code)
 
         tell(core.store, sent)
 
@@ -236,7 +233,7 @@ class QuickSends:
         for topic, (count, byte_count) in sums.items():
             stored(topic, count, byte_count, calls=count)
         for batch in batches:
-            stored(batch.lane.topic, len(batch.positions), batch.byte_count)
+            stored(batch.lane.topic, len(batch.placed.positions), batch.placed.byte_count)
         for _, _, _, topic, copied, _, _ in delayed:
             stored(topic, 1, copied.size)
 
@@ -248,19 +245,18 @@ class QuickSends:
         return with_field(answer, b"recallHandle", handle.encode()) if handle else answer
 
     def _batch_answer(self, batch: _WaitingBatch) -> bytes:
-        positions = batch.positions
+        positions = batch.placed.positions
         return send_answer(
             BINARY,
             batch.opaque,
             (self._id_text * len(positions) % tuple(positions))[:-1],
             batch.lane.queue_id,
-            batch.queue_offset,
-            batch.keys[0][0].decode("utf-8", "replace"),
+            batch.placed.queue_offset,
+            batch.placed.unique.decode("utf-8", "replace"),
         )
 
-    def _arrived(self, lane: Lane, keys: Keys) -> None:
-        """A message can be read now: whoever waits for it is asked again."""
-        code = records.java_hash(keys[2]) if keys[2] else 0
+    def _arrived(self, lane: Lane, code: int) -> None:
+        """Messages can be read now: whoever waits for such is asked again."""
         self._core.polls.arrived((lane.topic, lane.queue_id), code)
 
 

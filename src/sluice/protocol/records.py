@@ -276,6 +276,7 @@ def _topic_field(topic: bytes) -> tuple[int, bytes]:
 _DIGITS: Final = tuple(f"{number:04d}"[::-1].encode() for number in range(10_000))
 _FIRST_DIGITS: Final = tuple(_CRC_NAME + digits for digits in _DIGITS)
 _LAST_DIGITS: Final = tuple(_DIGITS[number][:2] + b"\x02" for number in range(100))
+DIGIT_TABLES: Final = (_FIRST_DIGITS, _DIGITS, _LAST_DIGITS)  # what `crc_parts` picks from
 
 
 def crc_parts(crc: int) -> tuple[bytes, bytes, bytes]:

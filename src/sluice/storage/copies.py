@@ -22,7 +22,7 @@ from sluice.protocol import records
 from sluice.protocol.lifetimes import EXPIRES_NAME
 from sluice.storage.files import OpenFile
 from sluice.storage.indexing import indexed
-from sluice.storage.key_index import Found
+from sluice.storage.key_batches import Found
 from sluice.storage.queue_index import SIMPLE_UNIT, QueueIndex
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from sluice.errors import RecordDamaged, SluiceError, StoreCorrupt
 from sluice.protocol import records
 from sluice.storage.background import Background
 from sluice.storage.commit_log import CommitLog
-from sluice.storage.key_index import Found, IndexMark, KeyBatch, KeyIndex
+from sluice.storage.key_batches import Found, KeyBatch, KeyRun
+from sluice.storage.key_index import IndexMark, KeyIndex
 
 # The more keys are written together, the nearer to each other they lie in the index's table.
 _BATCH_MESSAGES: Final = 40_000
@@ -49,7 +50,7 @@ class Indexing:
         self._position = max(indexed_to, self._log.start)
         self.live = self._position >= self._log.written and not self.failure
 
-    def note(self, found: list[Found]) -> None:
+    def note(self, found: Sequence[Found | KeyRun]) -> None:
         """Entries with keys were appended, in this order."""
         if not self.live or not found:
             return

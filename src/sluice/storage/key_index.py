@@ -10,30 +10,28 @@ The files are Apache's, byte for byte; `key_index_file` draws them. What holds h
   into the snapshot; after a crash each file is cut back to its mark, and the log adds the rest.
 - A message that is added again after `load` or after a failed `write` is not indexed twice.
 
-`KeyBatch` belongs to the store's owner. `KeyIndex` belongs to one background thread at a time and
-may wait for the disk. This module reads no log, and a clock only to name files.
+`KeyIndex` belongs to one background thread at a time and may wait for the disk; what it is given is
+gathered in `key_batches.py`. This module reads no log, and a clock only to name files.
 """
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from sluice.errors import StoreCorrupt, StoreReadOnly
-from sluice.protocol.records import message_keys
 from sluice.storage.files import Files
-from sluice.storage.key_index_file import I32_MAX, IndexFile, Ints, file_bytes
+from sluice.storage.key_batches import KeyBatch, key_hashes
+from sluice.storage.key_index_file import IndexFile, Ints, file_bytes
 
 NAME_DIGITS: Final = 17
 
 # A message has at most 32767 bytes of properties, and a key takes two of them.
 _KEYS_PER_MESSAGE_MAX: Final = 1 << 14
-_CHUNK_UNITS: Final = 1 << 18
 
 
 class IndexMark(NamedTuple):
@@ -49,134 +47,6 @@ class IndexMark(NamedTuple):
     end_position: int
     crc: int
     header_crc: int = 0
-
-
-# ---------------------------------------------------------------------------------------- gathering
-
-
-# A message's topic, keys (`records.message_keys`), position and store time.
-Found = tuple[bytes, tuple[bytes, bytes, bytes], int, int]
-
-
-class KeyBatch:
-    """The keys of some messages on their way into the index; does no IO.
-
-    Messages are added beside the appends, so that only takes note of them; what the index needs is
-    made of it by whoever writes the batch.
-    """
-
-    def __init__(self) -> None:
-        self._found: list[Found] = []
-        self._size_bytes = 0  # of the last message, where it is known
-
-    def add(
-        self, topic: bytes, properties: bytes, position: int, store_ms: int, size_bytes: int = 0
-    ) -> None:
-        """Gather the keys of one message; messages come in the order of the log.
-
-        With `size_bytes` a later start goes on behind the message, without it at the message. Both
-        are right, because the index knows what it has.
-        """
-        self.add_found([(topic, message_keys(properties), position, store_ms)])
-        self._size_bytes = size_bytes
-
-    def add_found(self, found: list[Found]) -> None:
-        """The same for messages whose keys are known."""
-        self._found += found
-        self._size_bytes = 0
-
-    @property
-    def message_count(self) -> int:
-        """All messages that were added, also those without a key."""
-        return len(self._found)
-
-    @property
-    def first_position(self) -> int:
-        """Of the messages that were added; -1: there was none."""
-        return self._found[0][2] if self._found else -1
-
-    @property
-    def end_position(self) -> int:
-        return self._found[-1][2] + self._size_bytes if self._found else -1
-
-    def spread(self) -> tuple[list[bytes], Ints, Ints]:
-        """What the messages are found under, and position and store time of each key's message."""
-        count = len(self._found)
-        if not count:
-            return [], np.zeros(0, np.int64), np.zeros(0, np.int64)
-        # Column by column, because that runs without the interpreter, which others need.
-        topics, keys, places, moments = zip(*self._found, strict=True)
-        positions = np.fromiter(places, np.int64, count)
-        times = np.fromiter(moments, np.int64, count)
-        assert (np.diff(positions) >= 0).all(), "messages come in the order of the log"
-        uniques, severals, tags = zip(*keys, strict=True)
-        if not any(severals) and not any(tags) and all(uniques):
-            marks = {topic: topic + b"#" for topic in set(topics)}
-            names = [marks[topic] + unique for topic, unique in zip(topics, uniques, strict=True)]
-            return names, positions, times
-        names = []
-        counts = []
-        for topic, (unique, several, tag) in zip(topics, keys, strict=True):
-            before = len(names)
-            prefix = topic + b"#"
-            if unique:
-                names.append(prefix + unique)
-            if several:
-                # A part that equals the unique key is indexed once more, as Apache does.
-                if b" " in several:
-                    names.extend([prefix + part for part in several.split(b" ") if part])
-                else:
-                    names.append(prefix + several)
-            if tag:
-                names.append(prefix + b"T#" + tag)
-            counts.append(len(names) - before)
-        return names, np.repeat(positions, counts), np.repeat(times, counts)
-
-
-def key_hashes(keys: Sequence[bytes]) -> Ints:
-    """The index's hash of each key (none is empty): Java's String.hashCode made positive."""
-    if not keys:
-        return np.zeros(0, np.int64)
-    joined = b"".join(keys)
-    lengths = np.fromiter(map(len, keys), np.int64, len(keys))
-    hashes = _hash_units(np.frombuffer(joined, np.uint8), lengths)
-    if not joined.isascii():
-        # Java hashes UTF-16 units, which are the bytes only where all of them are ASCII.
-        wide = [at for at, key in enumerate(keys) if not key.isascii()]
-        texts = [
-            keys[at].decode("utf-8", "replace").encode("utf-16-be", "surrogatepass") for at in wide
-        ]
-        lengths = np.fromiter(map(len, texts), np.int64, len(texts)) // 2
-        hashes[wide] = _hash_units(np.frombuffer(b"".join(texts), ">u2"), lengths)
-    positive = np.abs(hashes.view(np.int32).astype(np.int64))
-    positive[positive > I32_MAX] = 0  # the one value whose abs() stays negative in Java
-    return positive
-
-
-def _hash_units(units: npt.NDArray[Any], lengths: Ints) -> npt.NDArray[np.uint32]:
-    """The sum of unit x 31^(distance to the key's end), modulo 2^32, of each key."""
-    powers = np.full(int(lengths.max()), 31, np.uint32)
-    powers[0] = 1
-    powers = np.cumprod(powers, dtype=np.uint32)
-    if lengths.min() == len(powers):
-        # All are of one length, as unique keys mostly are: rows of one table.
-        rows = units.reshape(-1, len(powers)).astype(np.uint32)
-        return np.asarray((rows * powers[::-1]).sum(axis=1, dtype=np.uint32))
-    ends = np.cumsum(lengths)
-    hashes = np.empty(len(lengths), np.uint32)
-    low = 0
-    while low < len(lengths):
-        # In parts, because the working arrays are many times larger than the keys.
-        base = int(ends[low] - lengths[low])
-        high = max(low + 1, int(np.searchsorted(ends, base + _CHUNK_UNITS, "right")))
-        part_ends = ends[low:high] - base
-        part_lengths = lengths[low:high]
-        total = int(part_ends[-1])
-        weights = powers[np.repeat(part_ends, part_lengths) - 1 - np.arange(total)]
-        products = units[base : base + total].astype(np.uint32) * weights
-        hashes[low:high] = np.add.reduceat(products, part_ends - part_lengths, dtype=np.uint32)
-        low = high
-    return hashes
 
 
 # ---------------------------------------------------------------------------------------- the index
@@ -342,8 +212,7 @@ class KeyIndex:
         if batch.first_position < 0:
             return
         self._mend()
-        keys, positions, times = batch.spread()
-        hashes = key_hashes(keys)
+        hashes, positions, times = batch.hashed()
         at = self._known_count(positions)
         try:
             while at < len(hashes):

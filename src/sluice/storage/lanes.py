@@ -9,8 +9,8 @@ belongs to the store.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from itertools import accumulate, repeat
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from isal.isal_zlib import crc32
 
@@ -18,9 +18,10 @@ from sluice.errors import SluiceError
 from sluice.model import Message
 from sluice.protocol import records
 from sluice.protocol.record_runs import BatchShape, encode_batch
+from sluice.protocol.record_tables import Alike, encode_alike
 from sluice.storage.flush import Confirmed
 from sluice.storage.indexing import indexed
-from sluice.storage.key_index import Found
+from sluice.storage.key_batches import Found, KeyRun
 from sluice.storage.queue_index import SIMPLE_UNIT, QueueIndex
 
 if TYPE_CHECKING:
@@ -29,6 +30,25 @@ if TYPE_CHECKING:
 Keys = tuple[bytes, bytes, bytes]
 
 _MASK_31: Final = 0x7FFFFFFF
+
+
+class PlacedBatch(NamedTuple):
+    """Where the messages of a batch went: one after the other in the log and in their queue."""
+
+    positions: list[int]
+    byte_count: int
+    queue_offset: int
+    unique: bytes  # key of the first
+    tags_codes: set[int]
+
+
+class _HasEntries(Protocol):
+    @property
+    def entries(self) -> bytes | bytearray: ...
+
+
+E = TypeVar("E", bound=_HasEntries)
+Encode = Callable[[BatchShape, bytes, bytes, int, int], E | None]
 
 
 class Lane:
@@ -149,30 +169,25 @@ class Lane:
 
     def place_batch(
         self, data: bytes, born_ms: int, born_host: bytes, is_special: Callable[[bytes], bool]
-    ) -> tuple[list[int], int, int, list[Keys]] | None:
+    ) -> PlacedBatch | None:
         """The same for a producer's batch; None where it has to be looked at more closely.
 
-        `is_special` is asked about the properties of all. Returns the positions, the size of all,
-        the first queue offset and the keys of each.
+        `is_special` is asked about the properties of all.
         """
-        store, queue, log = self._store, self._queue, self._store.log
+        store, queue = self._store, self._queue
         store.require_writable()
         store_ms = store.turn_ms()
-        offset, position = queue.next_offset, log.end
-        shape = self._batch_shape
-        middle = shape.middle(born_ms, born_host, store_ms)
-        batch = encode_batch(shape, middle, data, offset, position)
+        middle = self._batch_shape.middle(born_ms, born_host, store_ms)
+        alike = self._encode(encode_alike, middle, data)
+        if alike is not None and not is_special(alike.properties):
+            return self._stage_alike(alike, store_ms)
+        batch = self._encode(encode_batch, middle, data)
         if batch is None or is_special(batch.properties):
             return None
-        size = len(batch.entries)
-        store.require_room(size)
-        if log.position_for(size) != position:  # it begins the next file
-            position = log.end
-            batch = encode_batch(shape, middle, data, offset, position)
-            assert batch is not None, "its place does not decide whether it is usual"
-        log.stage(batch.entries)
+        offset, position = queue.next_offset, store.log.end
+        store.log.stage(batch.entries)
         *positions, end = accumulate(batch.sizes, initial=position)
-        assert end == position + size, "the sizes decided the places"
+        assert end == position + len(batch.entries), "the sizes decided the places"
         java_hash = records.java_hash
         codes = [java_hash(tag) if tag else 0 for _, _, tag in batch.keys]
         units = b"".join(map(SIMPLE_UNIT.pack, positions, batch.sizes, codes))
@@ -182,7 +197,37 @@ class Lane:
             topic, keys = self._topic, batch.keys
             found = [(topic, key, at, store_ms) for key, at in zip(keys, positions, strict=True)]
         store.staged.append((queue, units, len(positions), found, end, None, False))
-        return positions, size, offset, batch.keys
+        return PlacedBatch(positions, end - position, offset, batch.keys[0][0], {*codes})
+
+    def _encode(self, encode: Encode[E], middle: bytes, data: bytes) -> E | None:
+        """The entries of a batch for the place that it gets: a batch lies in one file."""
+        store, log = self._store, self._store.log
+        offset, position = self._queue.next_offset, log.end
+        batch = encode(self._batch_shape, middle, data, offset, position)
+        if batch is None:
+            return None
+        store.require_room(len(batch.entries))
+        if log.position_for(len(batch.entries)) != position:  # it begins the next file
+            batch = encode(self._batch_shape, middle, data, offset, log.end)
+            assert batch is not None, "its place does not decide whether it is usual"
+        return batch
+
+    def _stage_alike(self, alike: Alike, store_ms: int) -> PlacedBatch:
+        store, queue, size, count = self._store, self._queue, alike.size, alike.message_count
+        offset, position = queue.next_offset, store.log.end
+        end = position + size * count
+        store.log.stage(alike.entries)
+        code = records.java_hash(alike.tag) if alike.tag else 0
+        positions = [*range(position, end, size)]
+        units = b"".join(map(SIMPLE_UNIT.pack, positions, repeat(size), repeat(code)))
+        queue.next_offset = offset + count
+        found: tuple[KeyRun, ...] = ()
+        if self._indexed:
+            parts = (alike.uniques, alike.unique_bytes, alike.keys, alike.tag)
+            found = (KeyRun(self._topic, *parts, position, size, count, store_ms),)
+        store.staged.append((queue, units, count, found, end, None, False))
+        first = alike.uniques[: alike.unique_bytes]
+        return PlacedBatch(positions, end - position, offset, first, {code})
 
     def _measure(self, body: bytes, properties: bytes, born_ms: int, born_host: bytes) -> None:
         self._encoder.measure(

@@ -14,7 +14,7 @@ from sluice.protocol import records
 from sluice.protocol.record_runs import Run, encode_run, measure_run
 from sluice.storage.flush import Confirmed
 from sluice.storage.indexing import indexed
-from sluice.storage.key_index import Found
+from sluice.storage.key_batches import Found
 from sluice.storage.queue_index import SIMPLE_UNIT, QueueIndex
 
 if TYPE_CHECKING:

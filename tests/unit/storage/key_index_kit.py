@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from sluice.protocol.records import java_hash
 from sluice.storage.files import Files
-from sluice.storage.key_index import IndexMark, KeyBatch, KeyIndex
+from sluice.storage.key_batches import KeyBatch
+from sluice.storage.key_index import IndexMark, KeyIndex
 from sluice.storage.memory_files import MemoryFiles
 
 ROOT = "/store"

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sluice.protocol.records import java_hash
 from sluice.storage.files import RealFiles
-from sluice.storage.key_index import KeyBatch, KeyIndex, key_hashes
+from sluice.storage.key_batches import KeyBatch, key_hashes
+from sluice.storage.key_index import KeyIndex
 from sluice.storage.memory_files import KeepNothing, MemoryFiles
 from tests.unit.storage.key_index_kit import (
     ASIDE,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from sluice.errors import StoreCorrupt, StoreReadOnly
 from sluice.storage import key_index_file
-from sluice.storage.key_index import IndexMark, key_hashes
+from sluice.storage.key_batches import key_hashes
+from sluice.storage.key_index import IndexMark
 from sluice.storage.memory_files import (
     KeepAll,
     KeepNothing,

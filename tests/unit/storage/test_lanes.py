@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,7 @@ from sluice.protocol.record_runs import Run
 from sluice.storage.background import Steps
 from sluice.storage.lanes import Lane, tell
 from sluice.storage.runs import stage_run
-from tests.unit.storage.store_kit import Disk
+from tests.unit.storage.store_kit import SEGMENT_BYTES, Disk
 
 HOST = b"\x0a\0\0\1\0\0\x30\x39"
 MESSAGES = [
@@ -26,8 +27,8 @@ MESSAGES = [
 ] * 5
 
 
-def opened() -> Disk:
-    disk = Disk()
+def opened(segment_bytes: int = SEGMENT_BYTES) -> Disk:
+    disk = Disk(segment_bytes=segment_bytes)
     store = disk.open()
     store.stage(Message("t", 3, b"first", born_host=HOST))
     store.write_staged()
@@ -71,23 +72,80 @@ def test_the_same_bytes_as_the_plain_way() -> None:
         assert keyed(plain, key) == keyed(quick, key)
 
 
-def test_a_batch_has_the_same_bytes_as_the_plain_way() -> None:
-    plain, quick = opened(), opened()
+Part = tuple[int, bytes, bytes]
+
+
+def alike(
+    count: int, before: bytes = b"", after: bytes = b"", body_bytes: int = 30, key_bytes: int = 6
+) -> list[Part]:
+    """Messages of one size, with bodies, flags and unique keys of their own."""
+    return [
+        (
+            number % 3,
+            bytes((number + at) % 256 for at in range(body_bytes)),
+            before + b"UNIQ_KEY\x01%0*d\x02" % (key_bytes, number) + after,
+        )
+        for number in range(count)
+    ]
+
+
+ONE_BY_ONE = [(7, body, properties) for body, properties in MESSAGES]
+ALIKE = [
+    *(alike(8), alike(30), alike(9, b"WAIT\x01true\x02", b"TAGS\x01TagA\x02", 1, 1)),
+    *(alike(20, "KEYS\x01k1 中\x02".encode(), b"", 200, 32), alike(7), alike(8, body_bytes=0)),
+]
+
+
+@pytest.mark.parametrize(
+    "batches", [[ONE_BY_ONE[:1], ONE_BY_ONE[:3], ONE_BY_ONE[1:5]] * 8, [*ALIKE, ONE_BY_ONE] * 2]
+)
+def test_a_batch_has_the_same_bytes_as_the_plain_way(batches: list[list[Part]]) -> None:
+    plain, quick = opened(1 << 13), opened(1 << 13)
     lane = lane_of(quick)
-    messages = [(7, body, properties) for body, properties in MESSAGES]
-    for part in (messages[:1], messages[:3], messages[1:5]) * 4:
+    for part in batches:
         keys = [records.message_keys(properties) for _, _, properties in part]
         run = Run("t", 3, 1, 1234, HOST, 0, part)
         placed = stage_run(plain.store, run, keys, lambda _: None)
-        assert lane.place_batch(join_batch(part), 1234, HOST, plain_ones) == (*placed, keys)
+        quickly = lane.place_batch(join_batch(part), 1234, HOST, plain_ones)
+        codes = {records.java_hash(tag) for _, _, tag in keys}
+        assert quickly == (*placed, keys[0][0], codes)
         plain.store.write_staged()
         quick.store.write_staged()
-    assert len(plain.store.log.segments) > 2
+    assert len(plain.store.log.segments) > 1
     assert plain.store.max_offset("t", 3) == quick.store.max_offset("t", 3)
     for disk in (plain, quick):
         disk.close()
-    for path in plain.paths("/store/commitlog"):
-        assert quick.files.read(path, 1 << 20) == plain.files.read(path, 1 << 20)
+    for directory in ("commitlog", "index", "consumequeue"):
+        paths = [*plain.paths(f"/store/{directory}")]
+        assert paths
+        for path in paths:
+            assert quick.files.read(path, 1 << 20) == plain.files.read(path, 1 << 20)
+
+
+@pytest.mark.parametrize("count", [8, 31])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda parts: parts.__setitem__(3, (0, parts[3][1] + b"x", parts[3][2])),
+        lambda parts: parts.__setitem__(3, (0, parts[3][1][1:], parts[3][2] + b"a\x01\x02")),
+        lambda parts: parts.__setitem__(
+            3, (0, parts[3][1], b"TAGS\x01Other\x02" + parts[3][2][11:])
+        ),
+        lambda parts: parts.__setitem__(3, (0, parts[3][1], parts[3][2].replace(b"0", b"\x02"))),
+    ],
+)
+def test_messages_that_are_not_quite_alike_are_told_apart(
+    count: int, spoil: Callable[[list[Part]], None]
+) -> None:
+    parts = alike(count, b"TAGS\x01Tag-A\x02")
+    disk = opened(1 << 13)
+    spoil(parts)
+    placed = lane_of(disk).place_batch(join_batch(parts), 1234, HOST, plain_ones)
+    assert placed is not None
+    disk.store.write_staged()
+    entries = [records.decode(each) for each in disk.store.read("t", 3, 1, count_max=99).messages]
+    stored = [(e.flag, bytes(e.body), records.without_checksum(e.properties)) for e in entries]
+    assert stored == parts
 
 
 @given(st.data())
@@ -95,7 +153,8 @@ def test_a_batch_that_is_not_as_usual_is_left_to_the_plain_way(data: st.DataObje
     disk = Disk(segment_bytes=1 << 16)
     disk.open().stage(Message("t", 3, b"first", born_host=HOST))
     disk.store.write_staged()
-    raw = bytearray(join_batch([(0, b"abc", b"UNIQ_KEY\x01A\x02"), (0, b"", b"a\x01b\x02")]))
+    few = [(0, b"abc", b"UNIQ_KEY\x01A\x02"), (0, b"", b"a\x01b\x02")]
+    raw = bytearray(join_batch(data.draw(st.sampled_from([few, alike(8), alike(8, key_bytes=1)]))))
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     batch = bytes(raw[: data.draw(st.sampled_from([len(raw), len(raw), 40, 10]))])
