@@ -108,6 +108,13 @@ def encode_alike(
     table["position"] = np.arange(position, position + size * count, size)
     bodies = range(_HEAD_BYTES, len(data), message_bytes)
     table["crc"] = [crc32(data[at : at + body_bytes]) & _MASK_31 for at in bodies]
+    _close(table, entries, size)
+    _, keys, tag = records.message_keys(properties)
+    return Alike(entries, size, count, properties, uniques, unique_bytes, keys, tag)
+
+
+def _close(table: npt.NDArray[np.void], entries: bytearray, size: int) -> None:
+    """Write the property that holds the checksum of all before it, into each entry."""
     covered_bytes = size - records.CRC_PROPERTY_BYTES
     view = memoryview(entries)
     checksums = [crc32(view[at : at + covered_bytes]) for at in range(0, len(entries), size)]
@@ -117,8 +124,6 @@ def encode_alike(
     table["crc_first"] = _FIRST[checksum - upper * 10_000]
     table["crc_middle"] = _MIDDLE[upper - high * 10_000]
     table["crc_last"] = _LAST[high]
-    _, keys, tag = records.message_keys(properties)
-    return Alike(entries, size, count, properties, uniques, unique_bytes, keys, tag)
 
 
 @lru_cache(maxsize=1024)
