@@ -62,6 +62,8 @@ ROCKETMQ = ArtifactSet(
     "rocketmq-5.5.0",
     _rocketmq("5.5.0", "rocketmq-broker", "rocketmq-namesrv", "rocketmq-tools", "rocketmq-example"),
 )
+# For clients that speak gRPC; in its cluster mode it works with any broker.
+ROCKETMQ_PROXY = ArtifactSet("rocketmq-proxy-5.5.0", _rocketmq("5.5.0", "rocketmq-proxy"))
 ROCKETMQ_CLIENT_4 = ArtifactSet("rocketmq-client-4.9.8", _rocketmq("4.9.8", "rocketmq-client"))
 KAFKA = ArtifactSet(
     "kafka-4.3.0",

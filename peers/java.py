@@ -1,7 +1,8 @@
 """This module compiles our small Java programs against a peer's jars and runs them.
 
 A program is one class in one file; how it is run and read is in `peers.programs`. Classes are
-cached under the hash of all sources beside it and of the jars, so nothing stale runs.
+cached under the hash of all sources beside it and of the jars, so nothing stale runs. All programs
+of a folder are compiled together, unless one of them needs what these jars do not hold.
 """
 
 import functools
@@ -13,6 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from peers.archives import Lesson, archive_options
 from peers.errors import PeerFailed, PeerUnavailable
 from peers.fetch import Jars, cache_directory, locked, published, require_tool
 from peers.programs import RunningProgram, started
@@ -26,7 +28,17 @@ OPEN_MODULES = (
 )
 # A client program lives for seconds: it is not worth the second compiler or a parallel collector.
 SHORT_LIVED = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-COMPILE_TIMEOUT_S = 120.0
+# A client that finds nobody has loaded most of what one needs that finds somebody.
+CLIENT_LESSONS = {
+    "rocketmq-5.5.0": Lesson(
+        "client",
+        (
+            *("org.apache.rocketmq.tools.command.MQAdminStartup", "sendMessage"),
+            *("-t", "Lesson", "-p", "text", "-n", "127.0.0.1:{port}"),
+        ),
+    ),
+}
+COMPILE_TIMEOUT_S = 300.0
 JAVA_VERSION_MIN = 17
 
 
@@ -85,6 +97,7 @@ class JavaPrograms:
             self._java,
             *SHORT_LIVED,
             *OPEN_MODULES,
+            *client_archive_options(self._java, self._jars),
             f"-Duser.home={self._home}",
             "-Dfile.encoding=UTF-8",
             *self._options,
@@ -94,23 +107,45 @@ class JavaPrograms:
         ]
 
 
+def client_archive_options(java: str, jars: Jars) -> list[str]:
+    """What makes a client program start from an archive, if there is a lesson for these jars."""
+    for name, lesson in CLIENT_LESSONS.items():
+        if jars.key.startswith(f"{name}-"):
+            return archive_options(java, jars, lesson, (*SHORT_LIVED, *OPEN_MODULES))
+    return []
+
+
 def class_path(sources: Path, name: str, jars: Jars) -> str:
-    """What Java needs for one of our programs: its classes, compiled if need be, and the jars."""
+    """What Java needs for one of our programs: the jars, and its classes, compiled if need be."""
     digest = hashlib.sha256(jars.key.encode())
-    for source in sorted(sources.glob("*.java")):
+    paths = sorted(sources.glob("*.java"))
+    for source in paths:
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    key = digest.hexdigest()[:16]
+    target = cache_directory() / f"classes-{name}-{key}"
+    if not target.is_dir():
+        try:
+            target = _classes(f"classes-{key}", paths, sources, jars)
+        except PeerFailed:
+            _classes(target.name, [sources / f"{name}.java"], sources, jars)
+    return f"{jars.class_path}:{target}"
+
+
+def _classes(key: str, paths: Sequence[Path], sources: Path, jars: Jars) -> Path:
     cache = cache_directory()
-    target = cache / f"classes-{name}-{digest.hexdigest()[:16]}"
+    target = cache / key
     if not target.is_dir():
         compiler = require_tool("javac")
-        with locked(cache / f"{target.name}.lock"):
+        with locked(cache / f"{key}.lock"):
             if not target.is_dir():
                 with published(target) as scratch:
-                    _compile(compiler, sources, name, jars, scratch)
-    return f"{target}:{jars.class_path}"
+                    _compile(compiler, paths, sources, jars, scratch)
+    return target
 
 
-def _compile(compiler: str, sources: Path, name: str, jars: Jars, directory: Path) -> None:
+def _compile(
+    compiler: str, paths: Sequence[Path], sources: Path, jars: Jars, directory: Path
+) -> None:
     command = [
         compiler,
         "-nowarn",
@@ -122,7 +157,7 @@ def _compile(compiler: str, sources: Path, name: str, jars: Jars, directory: Pat
         jars.class_path,
         "-d",
         str(directory),
-        str(sources / f"{name}.java"),
+        *(str(path) for path in paths),
     ]
     done = subprocess.run(
         command,
@@ -135,4 +170,5 @@ def _compile(compiler: str, sources: Path, name: str, jars: Jars, directory: Pat
         check=False,
     )
     if done.returncode != 0:
-        raise PeerFailed(f"{name}.java does not compile:\n{done.stdout[-4000:]}")
+        names = " ".join(path.name for path in paths)
+        raise PeerFailed(f"{names} does not compile:\n{done.stdout[-4000:]}")

@@ -1,7 +1,8 @@
 """This module starts one long-running program, waits for its ready line, and ends it by its id.
 
 Output goes to a file, never to a pipe nobody reads. A program that is still alive when the
-interpreter exits is killed, so that an interrupted test run leaves nothing behind.
+interpreter exits is killed, and also when the interpreter itself is killed: a test run that is cut
+short leaves nothing behind.
 """
 
 import atexit
@@ -12,6 +13,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,9 +25,11 @@ LOG_TAIL_LINES = 40
 # RocketMQ's logging library tells how it read its configuration before anything else is printed.
 _CHATTER = re.compile(r"^\d\d:\d\d:\d\d,\d+ \|-.*\n?", re.MULTILINE)
 POLL_INTERVAL_S = 0.05
-STOP_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 180.0
 # Below the ports of outgoing connections (32768 and up), above those that services have by custom.
 _PORTS = range(20_000, 32_000)
+
+_TIE = Path(__file__).parent / "tie.py"
 
 _alive: set[subprocess.Popen[bytes]] = set()
 
@@ -35,6 +39,11 @@ def _kill_leftovers() -> None:
     for process in list(_alive):
         with contextlib.suppress(ProcessLookupError):
             process.kill()
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command that runs `command` no longer than the thread lives that starts it."""
+    return [sys.executable, "-IS", str(_TIE), str(os.getpid()), *command]
 
 
 def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
@@ -68,7 +77,7 @@ class PeerProcess:
         self._log_start_bytes = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                list(command),
+                tied(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

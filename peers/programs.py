@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from peers.errors import PeerFailed
-from peers.process import without_chatter
+from peers.process import tied, without_chatter
 
 POLL_INTERVAL_S = 0.02
 
@@ -55,7 +55,7 @@ class RunningProgram:
         self._read_bytes = 0
         with output.open("wb") as sink:
             self._process = subprocess.Popen(
-                list(command),
+                tied(command),
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -112,6 +112,10 @@ class RunningProgram:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def running(self) -> bool:

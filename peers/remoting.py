@@ -23,6 +23,7 @@ GET_CLUSTER_INFO = 106
 UPDATE_GROUP = 200
 SEND_MESSAGE_V2 = 310
 ANSWER_BYTES_MAX = 1 << 20
+ANSWER_TIMEOUT_S = 60.0
 
 
 class Answer(NamedTuple):
@@ -32,7 +33,7 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def call(port: int, code: int, body: bytes = b"", *, timeout_s: float = 10.0) -> bytes:
+def call(port: int, code: int, body: bytes = b"", *, timeout_s: float = ANSWER_TIMEOUT_S) -> bytes:
     """The body of the answer of a server on loopback; PeerFailed when it is not a success."""
     return ask(port, code, {}, body, timeout_s=timeout_s).body
 
@@ -43,7 +44,7 @@ def ask(
     fields: Mapping[str, object],
     body: bytes = b"",
     *,
-    timeout_s: float = 10.0,
+    timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> Answer:
     """One request with header fields; OSError if nobody answers, PeerFailed if it is refused."""
     header = json.dumps(

@@ -2,7 +2,8 @@
 
 With the address of another name server only the broker is started, and registers there. The store
 lives in `<directory>/store`, so a test can hand the same folder to Sluice and back. The object can
-be stopped (or killed) and started again: ports, names and store stay the same.
+be stopped (or killed) and started again: ports, names and store stay the same. Who leaves its block
+kills it: its clean end takes ten seconds and more, so it is asked for where it matters.
 """
 
 import os
@@ -13,16 +14,23 @@ from pathlib import Path
 from types import TracebackType
 
 from peers import remoting
+from peers.archives import Lesson, archive_options
 from peers.artifacts import ROCKETMQ
 from peers.errors import PeerFailed
 from peers.fetch import Jars, fetch
-from peers.java import OPEN_MODULES, java_command
+from peers.java import OPEN_MODULES, SHORT_LIVED, client_archive_options, java_command
 from peers.process import POLL_INTERVAL_S, PeerProcess, free_ports, without_chatter
 
 CLUSTER = "SluiceTests"
 BROKER = "broker-a"
-START_TIMEOUT_S = 90.0
-ADMIN_TIMEOUT_S = 60.0
+# On a busy machine a start has taken more than a minute.
+START_TIMEOUT_S = 300.0
+ADMIN_TIMEOUT_S = 300.0
+
+
+def _as_properties(values: Mapping[str, object]) -> str:
+    return "".join(f"{key}={value}\n" for key, value in values.items())
+
 
 # Small and quick, but nothing that changes what is written: only sizes, threads and cleaning.
 TEST_DEFAULTS: Mapping[str, str] = {
@@ -48,6 +56,30 @@ TEST_DEFAULTS: Mapping[str, str] = {
     "maxIndexNum": "200000",
     "mappedFileSizeTimerLog": str(1024 * 1024),
 }
+TEST_SETTINGS: Mapping[str, str] = {
+    # Every second it would compare 40 MB of timers with the disk.
+    "timerFlushIntervalMs": "10000",
+    # A slow disk is no error.
+    "syncFlushTimeout": "60000",
+}
+# A server that lives for a test is not worth the second compiler or a parallel collector, nor the
+# key and the certificate that it would make for itself at each start.
+TEST_JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dtls.server.mode=disabled")
+_BROKER_MAIN = "org.apache.rocketmq.broker.BrokerStartup"
+_SERVER_LESSON = Lesson(
+    "server",
+    (_BROKER_MAIN, "-c", "{directory}/settings"),
+    settings=_as_properties(
+        {
+            **TEST_DEFAULTS,
+            "listenPort": "{port}",
+            "storePathRootDir": "{directory}/store",
+            "storePathCommitLog": "{directory}/store/commitlog",
+            "mappedFileSizeCommitLog": 1024 * 1024,
+        }
+    ),
+    ready="boot success",
+)
 
 
 class RocketMQ:
@@ -59,17 +91,27 @@ class RocketMQ:
         *,
         config: Mapping[str, object] | None = None,
         heap_mb: int = 1024,
-        java_options: Sequence[str] = (),
+        java_options: Sequence[str] | None = None,
         jars: Jars | None = None,
         nameserver: str | None = None,
     ) -> None:
-        """`java_options` are further ones for the broker's Java, beside its heap."""
+        """`java_options` are those of the broker's Java, beside its heap.
+
+        Without any the servers start as quickly as they can, and are slow for whoever measures.
+        """
         self.directory = directory.resolve()
         self.jars = jars if jars is not None else fetch(ROCKETMQ)
         self.heap_mb = heap_mb
-        self._java_options = tuple(java_options)
         self.config: dict[str, str] = {key: str(value) for key, value in (config or {}).items()}
         self._java = java_command()
+        if java_options is None:
+            options = (*TEST_JAVA_OPTIONS, *OPEN_MODULES)
+            archive = archive_options(self._java, self.jars, _SERVER_LESSON, options)
+            self._nameserver_options = [*TEST_JAVA_OPTIONS, *archive]
+            self._broker_options = self._nameserver_options
+            self.config = {**TEST_SETTINGS, **self.config}
+        else:
+            self._nameserver_options, self._broker_options = [], list(java_options)
         # The broker also listens two below its port, and for followers on a port of its own.
         self.broker_port = free_ports(1, also=(-2, 1))[0]
         self._other_nameserver = nameserver
@@ -161,8 +203,9 @@ class RocketMQ:
         self, *arguments: str, nameserver: str | None = None, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> subprocess.CompletedProcess[str]:
         """Run an mqadmin command; the name server's address is added. PeerFailed on a bad code."""
+        options = [*SHORT_LIVED, *client_archive_options(self._java, self.jars)]
         command = [
-            *self._java_start("admin", heap_mb=256),
+            *self._java_start("admin", heap_mb=256, more=options),
             "org.apache.rocketmq.tools.command.MQAdminStartup",
             *arguments,
             "-n",
@@ -188,14 +231,16 @@ class RocketMQ:
         path = self.directory / "namesrv.conf"
         path.write_text(_as_properties(properties), encoding="utf-8")
         main = "org.apache.rocketmq.namesrv.NamesrvStartup"
-        self._nameserver = self._launch("namesrv", main, path, heap_mb=128)
+        self._nameserver = self._launch(
+            "namesrv", main, path, heap_mb=128, more=self._nameserver_options
+        )
         self._nameserver.wait_ready("The Name Server boot success", START_TIMEOUT_S)
 
     def _start_broker(self) -> None:
         path = self.directory / "broker.conf"
         path.write_text(_as_properties(self.broker_config()), encoding="utf-8")
-        main = "org.apache.rocketmq.broker.BrokerStartup"
-        broker = self._launch("broker", main, path, heap_mb=self.heap_mb, more=self._java_options)
+        options = self._broker_options
+        broker = self._launch("broker", _BROKER_MAIN, path, heap_mb=self.heap_mb, more=options)
         broker.wait_ready("boot success", START_TIMEOUT_S)
         self._broker = broker
         self._register()
@@ -258,18 +303,11 @@ class RocketMQ:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.stop()
-        else:
-            self.abandon()
+        self.abandon()
 
     def abandon(self) -> None:
-        """Kill both: after a failure a clean end is of no interest, and must not hide it."""
+        """Kill both: nobody is interested in what they leave."""
         self.kill()
         nameserver, self._nameserver = self._nameserver, None
         if nameserver is not None:
             nameserver.kill()
-
-
-def _as_properties(values: Mapping[str, object]) -> str:
-    return "".join(f"{key}={value}\n" for key, value in values.items())

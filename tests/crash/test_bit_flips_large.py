@@ -1,4 +1,4 @@
-"""This module flips every bit of a store whose log holds 1 MiB of entries.
+"""This module flips the bits of a store whose log holds 1 MiB of entries: all in the soak tests.
 
 Eight million bits are too many to open the store for each. So each bit goes to the code that alone
 decides about it, on the store as it is opened, and why that code alone decides is said here:
@@ -18,6 +18,7 @@ reads a store for every bit of it, and this one for a bit of every field.
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -68,8 +69,11 @@ def units_of(store: Store, queue: QueueIndex) -> list[Unit]:
     return queue.iterate(raw, queue.first)
 
 
-def flip_entries(part: int) -> tuple[int, int]:
-    """Every bit of some entries; returns how many bits were read, and how many scanned."""
+def flip_entries(part: int, *, all_bits: bool) -> tuple[int, int]:
+    """Bits of some entries; returns how many were read, and how many scanned.
+
+    All bits, or one of each byte: the next one of the next byte, and another one in the next entry.
+    """
     store = opened()
     check_whole = store.reader._check_whole
     scan = Scan(store.log, store.queue, lambda entry, store_ms: (), ())
@@ -77,15 +81,16 @@ def flip_entries(part: int) -> tuple[int, int]:
         (queue, unit) for queue in store.queues.values() for unit in units_of(store, queue)
     ]
     read_count = scan_count = 0
-    for queue, unit in everything[part::LOG_PARTS]:
+    for number, (queue, unit) in enumerate(everything[part::LOG_PARTS]):
         position, size, _, offset, _ = unit
         path, at = store.log.path_of(position)
         assert store.reader._slices(queue, [unit])[0] == store.log.view(position, size)
         data, view = memory(store, path), store.log.view(position - at, store.log.segment_bytes)
         structure = structure_of(bytes(view[at : at + size]), position)
         for place in range(size):
-            for bit in BITS:
+            for bit in BITS if all_bits else (BITS[(number + place) % 8],):
                 data[at + place] ^= bit
+                read_count += 1
                 try:
                     check_whole(queue, view, at, position, size, offset)
                 except RecordDamaged:
@@ -94,13 +99,12 @@ def flip_entries(part: int) -> tuple[int, int]:
                     pytest.fail(f"bit {bit} of byte {place} of the entry at {position} is served")
                 # Recovery decides with the same function: of what is neither head nor length nor
                 # checksum some bits stand for the others.
-                if place in structure or (place % 16 == 0 and bit == 1):
+                if place in structure or (place % 16 == 0 and bit in (1, 16)):
                     found = scan.run(position, 0)
                     assert (found.end, found.entry_count) == (position, 0), f"{position}+{place}"
                     assert found.stopped_by
                     scan_count += 1
                 data[at + place] ^= bit
-        read_count += 8 * size
     return read_count, scan_count
 
 
@@ -119,11 +123,12 @@ def structure_of(raw: bytes, position: int) -> set[int]:
 
 
 @pytest.mark.slow
-def test_every_bit_of_every_entry() -> None:
+@pytest.mark.parametrize("all_bits", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_every_byte_of_every_entry(all_bits: bool) -> None:
     large_store(closed=True)
-    counts = spread(flip_entries, range(LOG_PARTS))
+    counts = spread(partial(flip_entries, all_bits=all_bits), range(LOG_PARTS))
     read_count, scan_count = (sum(numbers) for numbers in zip(*counts, strict=True))
-    assert read_count >= 8 * LARGE_LOG_BYTES
+    assert read_count >= (8 if all_bits else 1) * LARGE_LOG_BYTES
     assert scan_count > read_count // 10
 
 
@@ -215,9 +220,9 @@ def index_of(store: FlipStore, files: MemoryFiles) -> KeyIndex:
     )  # fmt: skip
 
 
-def flip_index_file(part: tuple[IndexMark, bool]) -> Counter[str]:
-    """Every bit of one file of the index; after a crash, when it is made again, a third of them."""
-    mark, clean = part
+def flip_index_file(part: tuple[IndexMark, bool, int]) -> Counter[str]:
+    """Each of so many bits of one file of the index; after a crash it is made again."""
+    mark, clean, step = part
     store = large_store(closed=True)
     path = f"{ROOT}/index/{mark.name}"
     files = MemoryFiles()
@@ -235,7 +240,7 @@ def flip_index_file(part: tuple[IndexMark, bool]) -> Counter[str]:
     }
     assert expected
     counts: Counter[str] = Counter()
-    for bit in range(0, 8 * files.size(path), 1 if clean else 3):
+    for bit in range(0, 8 * files.size(path), step):
         disk = files.crash(KeepAll())
         disk.flip(path, bit)
         index = index_of(store, disk)
@@ -250,25 +255,26 @@ def flip_index_file(part: tuple[IndexMark, bool]) -> Counter[str]:
         except StoreCorrupt as corrupt:
             error = corrupt
             counts["noticed"] += 1
-            if bit % 64 == 0:
+            if bit // step % 16 == 0:
                 assert error.path == path
     return counts
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
-def test_every_bit_of_every_index_file(clean: bool) -> None:
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.soak)])
+def test_bits_of_every_index_file(clean: bool, step: int) -> None:
     store = large_store(closed=True)
     snapshot = marks.read_snapshot(store.files, ROOT)
     assert snapshot is not None
-    parts = [(IndexMark(*mark), clean) for mark in snapshot["index"]]
+    parts = [(IndexMark(*mark), clean, step) for mark in snapshot["index"]]
     counts: Counter[str] = Counter()
     for each in spread(flip_index_file, parts):
         counts += each
     assert len(parts) > 5
     assert counts["noticed"] + counts["made again"] > counts["harmless"]
     sizes = [store.files.size(path) for path in store.paths(f"{ROOT}/index")]
-    assert sum(counts.values()) >= 8 * sum(sizes) // (1 if clean else 3)
+    assert sum(counts.values()) >= 8 * sum(sizes) // step
 
 
 # -------------------------------------------------------------------------------------- small files

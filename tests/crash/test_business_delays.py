@@ -177,7 +177,7 @@ def run_child(directory: Path, first: int, point: str, count: int) -> list[list[
     """Let the process run until it kills itself, or is done; its whole lines."""
     words = [sys.executable, str(CHILD), str(directory), str(first), point, str(count)]
     python_path = {"PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run(words, check=False, stdout=subprocess.PIPE, env=python_path, timeout=100)
+    done = subprocess.run(words, check=False, stdout=subprocess.PIPE, env=python_path, timeout=300)
     assert done.returncode == (0 if point == "drain" else -signal.SIGKILL)
     lines = done.stdout.splitlines(keepends=True)
     return [line.decode().split() for line in lines if line.endswith(b"\n")]

@@ -209,7 +209,7 @@ class RealConsumer:
 
     async def ask(self, code: int, fields: dict[str, object], body: bytes = b"") -> RemotingCommand:
         ext = {name: str(value) for name, value in fields.items()}
-        return await self._link.request(code, ext, body, timeout_seconds=30)
+        return await self._link.request(code, ext, body, timeout_seconds=120)
 
     async def send(self, body: bytes, queue_id: int) -> None:
         answer = await self.ask(Request.SEND_MESSAGE_V2, send_fields(TOPIC, queue_id), body)

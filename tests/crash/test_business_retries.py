@@ -139,7 +139,7 @@ class RealConsumer:
 
     async def ask(self, code: int, fields: dict[str, object], body: bytes = b"") -> bytes:
         ext = {name: str(value) for name, value in fields.items()}
-        answer = await self._link.request(code, ext, body, timeout_seconds=30)
+        answer = await self._link.request(code, ext, body, timeout_seconds=120)
         assert answer.code in (0, 19), answer.remark
         return bytes(answer.body) if answer.code == 0 else b""
 

@@ -241,7 +241,7 @@ def test_a_process_that_is_killed_at(point: str, tmp_path: Path) -> None:
             [sys.executable, str(TRANSACTOR), str(tmp_path / "store"), point, str(run)],
             stdout=subprocess.PIPE,
             env={"PYTHONPATH": ":".join(sys.path)},
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert done.returncode == -9, done.stdout
@@ -264,6 +264,9 @@ def test_a_process_that_is_killed_at(point: str, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ a real broker
 
 
+ANSWER_S = 120.0
+
+
 async def load(address: str, told: Told, first: int, kill: Callable[[], None]) -> None:
     """Transactions over the wire, until the broker is killed under them."""
     link = await RemotingLink.open(address)
@@ -277,7 +280,8 @@ async def load(address: str, told: Told, first: int, kill: Callable[[], None]) -
             if number == first + count:
                 kill()
             sent = await link.request(
-                Request.SEND_MESSAGE_V2, {n: str(v) for n, v in fields.items()}, body
+                *(Request.SEND_MESSAGE_V2, {n: str(v) for n, v in fields.items()}, body),
+                timeout_seconds=ANSWER_S,
             )
             assert sent.code == 0, sent.remark
             position = int(sent.ext["msgId"][-16:], 16)
@@ -286,7 +290,8 @@ async def load(address: str, told: Told, first: int, kill: Callable[[], None]) -
             if not verdict:
                 continue
             told.tried[body] = {verdict}
-            ended = await link.request(Request.END_TRANSACTION, _ending(told, body, verdict))
+            ending = _ending(told, body, verdict)
+            ended = await link.request(Request.END_TRANSACTION, ending, timeout_seconds=ANSWER_S)
             assert ended.code == 0, ended.remark
             told.ended[body] = verdict
     except LinkError:
@@ -315,7 +320,8 @@ async def visible(address: str) -> Counter[bytes]:
         while True:
             fields = pull_fields(TOPIC, queue_id, offset, "readers", 4)
             answer = await link.request(
-                Request.PULL_MESSAGE, {name: str(value) for name, value in fields.items()}
+                *(Request.PULL_MESSAGE, {name: str(value) for name, value in fields.items()}),
+                timeout_seconds=ANSWER_S,
             )
             if answer.code != 0:
                 break

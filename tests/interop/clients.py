@@ -19,8 +19,8 @@ Event = dict[str, Any]
 JAVA_SOURCES = Path(__file__).parent / "java"
 GO_SOURCES = Path(__file__).parent / "go"
 TIMEOUT_S = 240.0
-STOP_TIMEOUT_S = 60.0
-RECEIVE_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 180.0
+RECEIVE_TIMEOUT_S = 240.0
 # A client looks at its group every 20 s by itself; what a test changes should show sooner. And an
 # ordered queue is given back 20 s after messages were left in it.
 JAVA_OPTIONS = (

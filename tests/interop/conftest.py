@@ -1,11 +1,34 @@
 """Fixtures that bring the real peers; where one cannot be had, the test is skipped and says why."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from peers import ARTIFACT_SETS, Jars, PeerUnavailable, fetch
+from sluice.link import RemotingLink
+from sluice.protocol.framing import Frame
+from sluice.protocol.remoting import RemotingCommand
 from tests.interop.clients import Clients, GoClients, JavaClients
+
+ANSWER_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer on a busy machine may need longer than the three seconds that a link waits for it."""
+    request = RemotingLink.request
+
+    async def patiently(
+        self: RemotingLink,
+        code: int,
+        ext: Mapping[str, str] | None = None,
+        body: Frame = b"",
+        timeout_seconds: float = ANSWER_S,
+    ) -> RemotingCommand:
+        return await request(self, code, ext, body, timeout_seconds)
+
+    monkeypatch.setattr(RemotingLink, "request", patiently)
 
 
 @pytest.fixture(scope="session")

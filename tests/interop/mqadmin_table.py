@@ -40,7 +40,12 @@ def topics_and_groups(output: str) -> list[str]:
 
 def running_consumer(output: str) -> list[str]:
     """What a consumer tells of itself, without how far it is with its queues at this moment."""
-    return [line for line in lines_of(output) if not line.startswith(f"{TOPIC} {BROKER} ")]
+    return [line.partition(" ProcessQueueInfo ")[0] for line in lines_of(output)]
+
+
+def groups_of_others(output: str) -> list[str]:
+    """Without mqadmin's own group: how soon it is gone after a command is its client's affair."""
+    return [line for line in lines_of(output) if not line.startswith("TOOLS_CONSUMER ")]
 
 
 def nothing(output: str) -> list[str]:
@@ -78,7 +83,7 @@ SCRIPT: tuple[Command, ...] = (
     Command("topicList", user_topics),
     Command("topicList -c", user_topics),
     Command(f"@produce senders {TOPIC} 1 5"),
-    Command(f"@consume readers {TOPIC}"),
+    Command(f"@consume readers {TOPIC} 5"),  # the topic's, and the one for what comes again
     Command("@received readers 5"),
     Command(f"sendMessage -t {TOPIC} -p hello~there -k sent -c TagB -b {BROKER} -i 2"),
     Command("@received readers 1"),
@@ -93,7 +98,7 @@ SCRIPT: tuple[Command, ...] = (
     Command("clusterList"),
     Command("clusterList -m", nothing),
     Command("brokerStatus -b {broker}", nothing),
-    Command("consumerProgress"),
+    Command("consumerProgress", groups_of_others),
     Command("consumerProgress -g readers"),
     Command("consumerStatus -g readers"),
     Command("consumerStatus -g readers -i {clientId}", running_consumer),
@@ -116,6 +121,7 @@ SCRIPT: tuple[Command, ...] = (
     Command(f"topicRoute -t {TOPIC}"),
     Command(f"allocateMQ -t {TOPIC} -i 10.0.0.1,10.0.0.2"),
     Command(f"checkMsgSendRT -t {TOPIC} -a 5 -s 10"),
+    Command("@level readers"),
     Command("updateKvConfig -s NS -k one -v 1"),
     Command("deleteKvConfig -s NS -k one"),
     Command("producer -b {broker}"),
@@ -143,6 +149,7 @@ _MASKS: tuple[tuple[str, str], ...] = (
     (r"@ID@\d+", "@ID@N"),  # the place inside an index key
     (r" __CRC32#=\d+,", ""),  # Sluice stores a checksum over the whole message
     (r"(?<![\d.])\d+\.\d+(?![\d.])", "F"),  # rates and times
+    (r"\b\d+-\d+(?=\(F)", "P"),  # how far timers are behind at this moment
     (r"(?<=true                    )\d+", "N"),  # how long a send took
     (r"[\w.$]+(?:\$\$Lambda\$\d+/0x[0-9a-f]+)?@[0-9a-f]{5,8}\b", "OBJECT"),
     (r"(?<= OK, )\d+", "N"),  # how many topics a nameserver changed

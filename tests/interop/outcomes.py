@@ -21,7 +21,7 @@ from tests.interop.clients import (
 TOPICS = ("OutcomeOrders", "OutcomePayments")
 GROUP = "outcome-push"
 SEGMENT_BYTES = 4 * 1024 * 1024
-_WAIT_S = 120.0
+_WAIT_S = 240.0
 
 
 class Place(Protocol):

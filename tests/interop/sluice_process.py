@@ -21,7 +21,7 @@ from peers.rocketmq import BROKER, CLUSTER
 from sluice.link import RemotingLink
 from sluice.protocol.remoting import RemotingCommand
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 ASK_TIMEOUT_S = 60.0
 _UPDATE_TOPIC = 17
 _GET_ROUTE = 105

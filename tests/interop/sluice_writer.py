@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.interop.store_load import make_message, make_topics, open_sluice, sha256
 
-CHECKPOINT_AFTER = 1_500
+CHECKPOINT_AFTER = 700
 
 
 def main(directory: str, port: str) -> None:

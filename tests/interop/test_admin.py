@@ -24,11 +24,11 @@ from sluice.client.admin_main import COMMANDS
 from sluice.link import RemotingLink
 from sluice.protocol import remoting_clients as bodies
 from sluice.protocol.remoting_codes import RequestCode as Request
-from tests.interop.clients import JAVA_SOURCES, kind
+from tests.interop.clients import JAVA_OPTIONS, JAVA_SOURCES, kind
 from tests.interop.sluice_process import SluiceProcess
 from tests.unit.client.admin_kit import Done, sluice
 
-WAIT_S = 120.0
+WAIT_S = 240.0
 POLL_S = 0.1
 
 # Members that are different in every run, or that a broker says of itself.
@@ -131,13 +131,15 @@ def reading(programs: JavaPrograms, peer: RocketMQ | SluiceProcess) -> Iterator[
     options = [word for reader in readers for word in ("--reader", reader)]
     arguments = ["--namesrv", peer.nameserver_address, "--topic", "Orders", *options]
     with programs.started("Receive", *arguments) as consumers:
+        consumers.wait_for("ready", 1, WAIT_S)
         yield Place(peer, consumers)
 
 
 @pytest.fixture(scope="module")
 def programs(rocketmq_jars: Jars, tmp_path_factory: pytest.TempPathFactory) -> JavaPrograms:
     try:
-        return JavaPrograms(JAVA_SOURCES, rocketmq_jars, home=tmp_path_factory.mktemp("java"))
+        home = tmp_path_factory.mktemp("java")
+        return JavaPrograms(JAVA_SOURCES, rocketmq_jars, home=home, options=JAVA_OPTIONS)
     except PeerUnavailable as error:
         pytest.skip(error.reason)
 
@@ -285,7 +287,13 @@ def client_ids(place: Place, group: str) -> list[str]:
     return [row["clientId"] for row in rows]
 
 
+def queue_count(document: Any) -> int:
+    return len(document["consumers"][0]["mqTable"])
+
+
 def check_groups(both: Both) -> None:
+    # A member takes its queues bit by bit: four of the topic, one for what is tried again.
+    both.until(lambda place: queue_count(place.document("consumerStatus -g readers")) == 5)
     document = both.same(
         "consumerProgress -g readers -t Orders",
         lambda d: [
@@ -315,12 +323,6 @@ def check_clients(both: Both) -> None:
     assert connected["connectionSet"][0]["language"] == "JAVA"
     assert connected["subscriptionTable"]["Orders"]["subString"] == "*"
     both.refused("consumerConnection -g nobody")
-
-    def queue_count(document: Any) -> int:
-        return len(document["consumers"][0]["mqTable"])
-
-    # A member takes its queues bit by bit: four of the topic, one for what is tried again.
-    both.until(lambda place: queue_count(place.document("consumerStatus -g readers")) == 5)
     status = both.same(
         "consumerStatus -g readers",
         lambda d: [d["sameSubscription"], d["problems"], queue_count(d)],
@@ -352,7 +354,8 @@ def check_producer(place: Place) -> None:
     async def work() -> Done:
         link = await RemotingLink.open(place.peer.broker_address)
         body = bodies.write_heartbeat(bodies.Heartbeat("me@1", ("senders",)))
-        assert (await link.request(Request.HEART_BEAT, {}, body)).code == 0
+        heard = await link.request(Request.HEART_BEAT, {}, body, timeout_seconds=WAIT_S)
+        assert heard.code == 0
         done = await asyncio.to_thread(place.admin, "producerConnection -g senders -t Orders")
         await link.close()
         return done

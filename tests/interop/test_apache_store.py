@@ -311,7 +311,9 @@ def test_sluice_reads_what_apache_wrote(
     rocketmq_jars: Jars, java_clients: JavaClients, tmp_path: Path
 ) -> None:
     topics = ["Alpha", "Beta"]
-    with new_apache(rocketmq_jars, tmp_path / "apache") as apache:
+    # It ends cleanly: there is nothing to be learnt from a disk that each message waits for.
+    config = {"flushDiskType": "ASYNC_FLUSH"}
+    with new_apache(rocketmq_jars, tmp_path / "apache", **config) as apache:
         nameserver = apache.nameserver_address
         plain_bodies = SendPlan("plain", topics, count=3_000, body_bytes=3_000, threads=4)
         large_bodies = SendPlan("large", topics, count=50, body_bytes=20_000)
@@ -343,9 +345,9 @@ def test_sluice_takes_over_after_apache_was_killed_and_gives_back(
     with new_apache(rocketmq_jars, tmp_path / "apache", **config) as apache:
         plan = SendPlan("crash", topics, count=1_000_000, queues=2, body_bytes=2_000, threads=4)
         with java_clients.sending(apache.nameserver_address, plan) as producer:
-            producer.wait_for("sent", 5_000, timeout_s=300)
+            producer.wait_for("sent", 2_500, timeout_s=300)
             apache.kill()
-            events = producer.finish(timeout_s=120)
+            events = producer.finish(timeout_s=300)
         assert kind(events, "failed")
         acknowledged = sent_places(
             [row for row in kind(events, "sent") if row["status"] == "SEND_OK"]
@@ -373,8 +375,8 @@ def test_apache_takes_over_after_sluice_was_killed(
     rocketmq_jars: Jars, java_clients: JavaClients, tmp_path: Path
 ) -> None:
     apache = new_apache(rocketmq_jars, tmp_path / "apache")
-    acknowledged = sent_places(append_and_be_killed(apache, after=3_000))
-    assert len(acknowledged) >= 3_000
+    acknowledged = sent_places(append_and_be_killed(apache, after=1_500))
+    assert len(acknowledged) >= 1_500
     assert (apache.store_directory / "abort").exists()
     with apache:
         received = java_clients.receive_all(apache.nameserver_address, list(QUEUES))

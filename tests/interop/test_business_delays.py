@@ -19,7 +19,7 @@ from tests.interop.clients import STOP_TIMEOUT_S, Clients, Event, JavaClients, k
 from tests.interop.sluice_process import SluiceProcess, make_topic
 from tests.unit.client.admin_kit import sluice as run_sluice
 
-WAIT_S = 90.0
+WAIT_S = 240.0
 LEVELS_MS = StoreConfig().delay_levels_ms
 
 
@@ -70,10 +70,10 @@ def test_java_messages_come_when_they_are_due_and_not_what_was_taken_back(
     make_topic(sluice.broker_address, topic, 2)
     later = ["one:level:1", "two:sec:1", "three:ms:700", "four:at:1234", "five:level:2"]
     at_once = ["past:at:-5000", "zero:level:0"]
-    back = ["six:back-sec:2", "seven:back-ms:2000", "eight:back-at:2500"]
+    back = ["six:back-sec:5", "seven:back-ms:5000", "eight:back-at:5500"]
     bad = ["far:sec:3456100", "never:ms:-5", "deep:level:-1"]
     long = ["high:level:99", "days:sec:3400000"]
-    last = ["last:ms:4500"]
+    last = ["last:ms:7000"]  # later than those that were taken back would be
     sends = [*later, *back, *at_once, *bad, *long, *last]
     with java_clients.started("Delays", *options(sluice, topic, "delays", sends)) as program:
         program.wait_for("ready", 1, WAIT_S)

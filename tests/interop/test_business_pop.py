@@ -24,7 +24,7 @@ from tests.interop.watching import wait_until
 from tests.unit.broker.broker_kit import send_fields, topic_fields
 from tests.unit.client.admin_kit import sluice as run_sluice
 
-WAIT_S = 90.0
+WAIT_S = 240.0
 FIRST_WAIT_MS = 10_000  # after the first failure, as the client asks for it
 
 
@@ -62,11 +62,14 @@ def progress(sluice: SluiceProcess, group: str) -> dict[str, Any]:
 
 
 def until_left(sluice: SluiceProcess, group: str, count: int) -> None:
-    """Wait until the group has acknowledged all but so many, which consumers have."""
+    """Wait until the group has acknowledged all but so many, which consumers have, or fewer.
+
+    Those that failed come again after ten seconds, and may be done with before anybody looks.
+    """
 
     def is_left() -> bool:
         shown = progress(sluice, group)
-        return bool(shown["diffTotal"] == shown["inflightTotal"] == count)
+        return bool(shown["diffTotal"] == shown["inflightTotal"] <= count)
 
     wait_until(is_left, lambda: str(progress(sluice, group)), WAIT_S)
 
@@ -152,7 +155,7 @@ async def script(address: str) -> dict[str, tuple[int, dict[str, str]]]:
         label: str, code: int, ext: Mapping[str, object], body: bytes = b""
     ) -> dict[str, str]:
         fields = {name: str(value) for name, value in ext.items()}
-        answer = await link.request(code, fields, body, timeout_seconds=40)
+        answer = await link.request(code, fields, body, timeout_seconds=120)
         same = {name: answer.ext[name] for name in SAME if name in answer.ext}
         answers[label] = (answer.code, same if answer.code in (0, 19, 210) else {})
         return dict(answer.ext)

@@ -22,7 +22,7 @@ from tests.interop.clients import JAVA_OPTIONS, JAVA_SOURCES, Event, kind
 from tests.interop.sluice_process import Question, SluiceProcess, done, make_topic
 from tests.unit.client.admin_kit import sluice as run_sluice
 
-WAIT_S = 90.0
+WAIT_S = 240.0
 DEAD = 99  # fails whenever it comes
 
 

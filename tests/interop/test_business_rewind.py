@@ -40,7 +40,9 @@ def fill(sluice: SluiceProcess, topic: str, count: int, first: int = 0) -> None:
         for number in range(first, first + count):
             fields = send_fields(topic, 0, UNIQ_KEY=f"{topic}-{number}", KEYS=f"0-{number}")
             ext = {name: str(value) for name, value in fields.items()}
-            answer = await link.request(Request.SEND_MESSAGE_V2, ext, b"body")
+            answer = await link.request(
+                Request.SEND_MESSAGE_V2, ext, b"body", timeout_seconds=WAIT_S
+            )
             assert answer.code == 0, answer.remark
             await asyncio.sleep(0.003)
         await link.close()

@@ -21,8 +21,8 @@ from tests.interop.clients import JAVA_OPTIONS, JAVA_SOURCES, Event, kind
 from tests.interop.sluice_process import SluiceProcess
 from tests.unit.client.admin_kit import sluice as run_sluice
 
-WAIT_S = 90.0
-RUN_S = 120.0
+WAIT_S = 240.0
+RUN_S = 240.0
 Told = dict[str, Event]
 PLACE = ("offsetMsgId", "queueId", "queueOffset", "transactionId")
 

@@ -5,6 +5,8 @@ Without this file a failing interop test could mean a broken harness as well as 
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ from tests.interop.outcomes import (
     check_delivery,
     check_kept_when_killed,
 )
+from tests.interop.watching import wait_until
 
 SMALL = ArtifactSet("small", (Artifact("group", "name", "1"),))
 
@@ -140,6 +143,42 @@ def test_a_program_that_ends_early_shows_its_log(tmp_path: Path) -> None:
         process.wait_ready("ready", timeout_s=30)
 
 
+STARTER = """
+import sys, time
+from pathlib import Path
+from peers.process import PeerProcess
+from peers.programs import started
+server = PeerProcess("server", ["/bin/sleep", "600"], log=Path(sys.argv[1]) / "log")
+with started("program", ["/bin/sleep", "600"], home=Path(sys.argv[1])) as program:
+    print(server.pid, program.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_was_started_dies_with_whoever_is_killed(tmp_path: Path) -> None:
+    repository = Path(__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(repository)},
+        stdout=subprocess.PIPE,
+    ) as starter:
+        assert starter.stdout is not None
+        pids = [int(word) for word in starter.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(is_alive(pid) for pid in pids)
+        starter.kill()
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), lambda: f"{pids} live on")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process does anything: one that nobody waits for is a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"
+
+
 def test_apache_delivers_what_apache_stored(
     rocketmq_jars: Jars, java_clients: JavaClients, tmp_path: Path
 ) -> None:
@@ -148,9 +187,11 @@ def test_apache_delivers_what_apache_stored(
         assert TOPICS[1] in apache.mqadmin("consumerProgress", "-g", GROUP).stdout
 
 
+@pytest.mark.soak
 def test_apache_keeps_what_it_acknowledged_when_it_is_killed(
     rocketmq_jars: Jars, java_clients: JavaClients, tmp_path: Path
 ) -> None:
+    """That it does so is shown with each run by what Sluice takes over from it."""
     config = {"mappedFileSizeCommitLog": SEGMENT_BYTES, "flushDiskType": "SYNC_FLUSH"}
     with RocketMQ(tmp_path / "apache", config=config, jars=rocketmq_jars) as apache:
         check_kept_when_killed(java_clients, apache)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from peers import RunningProgram
 from tests.interop.clients import STOP_TIMEOUT_S, Event
 
-WAIT_S = 120.0
+WAIT_S = 240.0
 _POLL_S = 0.05
 _SHOWN = 5
 
@@ -72,6 +72,9 @@ class Member:
         self.owned: dict[str, frozenset[str]] = defaultdict(frozenset)
         # In the order in which they came: (topic/queue, offset, id).
         self.received: dict[str, list[tuple[str, int, str]]] = defaultdict(list)
+        # The same for programs that say which time it is that they have a queue: (topic/queue,
+        # which time) and the offsets that came meanwhile.
+        self.periods: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.alive = True
 
     def look(self) -> None:
@@ -91,6 +94,8 @@ class Member:
         queue = f"{event['topic']}/{event['queueId']}"
         group = self.groups[event["reader"]]
         self.received[group].append((queue, event["queueOffset"], event["id"]))
+        if "period" in event:
+            self.periods[queue, event["period"]].append(event["queueOffset"])
 
     def leave(self) -> None:
         """Say good-bye, as a program that is stopped."""

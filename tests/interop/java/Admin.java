@@ -5,11 +5,16 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.Callable;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.regex.Pattern;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.store.ReadOffsetType;
+import org.apache.rocketmq.client.exception.MQClientException;
+import org.apache.rocketmq.client.impl.consumer.DefaultMQPushConsumerImpl;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
@@ -25,17 +30,25 @@ import org.apache.rocketmq.tools.command.MQAdminStartup;
  * Words in braces, {offsetId} {uniqueKey} {clientId} {now}, stand for what the programs below know.
  *
  * <p>Lines that begin with @ are not mqadmin's: they are the clients that commands look at.
- * @produce GROUP TOPIC QUEUE COUNT sends messages and stays connected; @consume GROUP TOPIC starts a
- * push consumer; @received GROUP COUNT waits until so many came since the last time.
+ * @produce GROUP TOPIC QUEUE COUNT sends messages and stays connected; @consume GROUP TOPIC QUEUES
+ * starts a push consumer and waits until it has so many queues; @received GROUP COUNT waits until so
+ * many came since the last time, and then as @level GROUP does: until all that there is was read,
+ * and the broker knows that.
+ *
+ * <p>A query that got no answer in time, or found no message, is asked again: on a busy machine
+ * mqadmin gives up after few seconds, and a broker may be late with its index of keys.
  */
 public final class Admin {
-    private static final long WAIT_S = 90;
+    private static final long WAIT_S = 120;
+    private static final long POLL_MS = 20;
+    private static final Pattern PASSING = Pattern.compile(
+        "Remoting(Timeout|SendRequest|Connect|TooMuchRequest)Exception|but no message");
 
     private final String nameserver;
     private final Map<String, String> known = new HashMap<>();
     private final Map<String, AtomicInteger> received = new HashMap<>();
     private final List<DefaultMQProducer> producers = new ArrayList<>();
-    private final List<DefaultMQPushConsumer> consumers = new ArrayList<>();
+    private final Map<String, DefaultMQPushConsumer> consumers = new HashMap<>();
 
     private Admin(String nameserver) {
         this.nameserver = nameserver;
@@ -64,21 +77,39 @@ public final class Admin {
                 produce(words[1], words[2], Integer.parseInt(words[3]), Integer.parseInt(words[4]));
                 break;
             case "@consume":
-                consume(words[1], words[2]);
+                consume(words[1], words[2], Integer.parseInt(words[3]));
                 break;
             case "@received":
-                await(words[1], Integer.parseInt(words[2]));
+                awaitMessages(words[1], Integer.parseInt(words[2]));
+                break;
+            case "@level":
+                awaitLevel(words[1]);
                 break;
             default:
                 command(words);
         }
     }
 
-    private void command(String[] words) {
+    private void command(String[] words) throws Exception {
         String[] full = new String[words.length + 2];
         System.arraycopy(words, 0, full, 0, words.length);
         full[words.length] = "-n";
         full[words.length + 1] = nameserver;
+        String[] printed = printedBy(full);
+        for (long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(WAIT_S);
+                words[0].startsWith("query") && PASSING.matcher(printed[1]).find()
+                    && System.nanoTime() < end; ) {
+            Thread.sleep(POLL_MS);
+            printed = printedBy(full);
+        }
+        Line.of("command")
+            .put("name", words[0])
+            .put("output", printed[0])
+            .put("errors", printed[1])
+            .print();
+    }
+
+    private static String[] printedBy(String[] words) {
         ByteArrayOutputStream output = new ByteArrayOutputStream();
         ByteArrayOutputStream errors = new ByteArrayOutputStream();
         PrintStream realOut = System.out;
@@ -86,18 +117,15 @@ public final class Admin {
         System.setOut(new PrintStream(output, true, StandardCharsets.UTF_8));
         System.setErr(new PrintStream(errors, true, StandardCharsets.UTF_8));
         try {
-            MQAdminStartup.main0(full, null);
+            Leaving.quickly(() -> MQAdminStartup.main0(words, null));
         } finally {
             System.out.flush();
             System.err.flush();
             System.setOut(realOut);
             System.setErr(realErr);
         }
-        Line.of("command")
-            .put("name", words[0])
-            .put("output", output.toString(StandardCharsets.UTF_8))
-            .put("errors", errors.toString(StandardCharsets.UTF_8))
-            .print();
+        return new String[] {
+            output.toString(StandardCharsets.UTF_8), errors.toString(StandardCharsets.UTF_8)};
     }
 
     private void produce(String group, String topic, int queue, int count) throws Exception {
@@ -124,42 +152,73 @@ public final class Admin {
         return queues.stream().filter(queue -> queue.getQueueId() == id).findFirst().get();
     }
 
-    private void consume(String group, String topic) throws Exception {
+    private void consume(String group, String topic, int queues) throws Exception {
         AtomicInteger count = received.computeIfAbsent(group, name -> new AtomicInteger());
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
         consumer.setNamesrvAddr(nameserver);
         consumer.setInstanceName(group);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setPersistConsumerOffsetInterval(200);
+        consumer.setPollNameServerInterval(1_000);
+        consumer.setHeartbeatBrokerInterval(1_000);
         consumer.subscribe(topic, "*");
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             count.addAndGet(messages.size());
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         consumer.start();
-        consumers.add(consumer);
+        consumers.put(group, consumer);
         known.put("clientId", consumer.getDefaultMQPushConsumerImpl().getmQClientFactory()
             .getClientId());
+        await(group + " has all queues", () -> consumer.getDefaultMQPushConsumerImpl()
+            .getRebalanceImpl().getProcessQueueTable().size() == queues);
     }
 
-    private void await(String group, int count) throws Exception {
-        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(WAIT_S);
+    private void awaitMessages(String group, int count) throws Exception {
         AtomicInteger have = received.get(group);
-        while (have.get() < count) {
-            if (System.nanoTime() > deadline) {
-                throw new IllegalStateException(group + " got " + have.get() + " of " + count);
-            }
-            Thread.sleep(20);
-        }
+        await(group + " gets messages", () -> have.get() >= count);
         have.addAndGet(-count);
-        for (DefaultMQPushConsumer consumer : consumers) {
-            consumer.getDefaultMQPushConsumerImpl().persistConsumerOffset();
-        }
+        awaitLevel(group);
         Line.of("received").put("group", group).print();
     }
 
+    private void awaitLevel(String group) throws Exception {
+        DefaultMQPushConsumerImpl consumer =
+            consumers.get(group).getDefaultMQPushConsumerImpl();
+        await(group + " has read all", () -> {
+            consumer.persistConsumerOffset();
+            for (MessageQueue queue : consumer.getRebalanceImpl().getProcessQueueTable().keySet()) {
+                long end = consumer.maxOffset(queue);
+                long committed = consumer.getOffsetStore().readOffset(
+                    queue, ReadOffsetType.READ_FROM_STORE);
+                if (end > 0 && committed < end) {
+                    return false;
+                }
+            }
+            return true;
+        });
+    }
+
+    private static void await(String what, Callable<Boolean> holds) throws Exception {
+        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(WAIT_S);
+        while (true) {
+            Exception reason = null;
+            try {
+                if (holds.call()) {
+                    return;
+                }
+            } catch (MQClientException error) {
+                reason = error;  // on a busy machine an answer may come too late
+            }
+            if (System.nanoTime() > deadline) {
+                throw new IllegalStateException("waited in vain until " + what, reason);
+            }
+            Thread.sleep(POLL_MS);
+        }
+    }
+
     private void stop() {
-        consumers.forEach(DefaultMQPushConsumer::shutdown);
-        producers.forEach(DefaultMQProducer::shutdown);
+        Leaving.quickly(() -> consumers.values().forEach(DefaultMQPushConsumer::shutdown));
+        Leaving.quickly(() -> producers.forEach(DefaultMQProducer::shutdown));
     }
 }

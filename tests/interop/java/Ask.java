@@ -71,9 +71,9 @@ public final class Ask {
             throw new IllegalStateException("the usual message was not consumed");
         }
         // Traces are written when their dispatcher ends.
-        consumer.shutdown();
-        asker.shutdown();
-        replier.shutdown();
+        Leaving.quickly(consumer::shutdown);
+        Leaving.quickly(asker::shutdown);
+        Leaving.quickly(replier::shutdown);
         Line.of("done").print();
         System.exit(0);
     }

@@ -35,7 +35,7 @@ public final class Delays {
         DefaultMQPushConsumer consumer = delays.consumer();
         if (consumer != null) {
             Runtime.getRuntime().addShutdownHook(new Thread(() -> {
-                consumer.shutdown();
+                Leaving.quickly(consumer::shutdown);
                 Line.of("done").put("count", delays.seen.get()).print();
             }));
         }
@@ -84,7 +84,7 @@ public final class Delays {
             String[] words = one.split(":");
             step(producer, words[0], words[1], Long.parseLong(words[2]));
         }
-        producer.shutdown();
+        Leaving.atTheEnd(producer::shutdown);
     }
 
     private void step(DefaultMQProducer producer, String id, String kind, long value)

@@ -52,7 +52,7 @@ public final class Failing {
     }
 
     private void stop() {
-        consumers.forEach(DefaultMQPushConsumer::shutdown);
+        Leaving.quickly(() -> consumers.forEach(DefaultMQPushConsumer::shutdown));
         Line.of("done").print();
     }
 
@@ -70,7 +70,7 @@ public final class Failing {
             message.putUserProperty("count", words[3]);
             producer.send(message, new MessageQueue(words[0], options.one("broker"), 0));
         }
-        producer.shutdown();
+        Leaving.atTheEnd(producer::shutdown);
     }
 
     private void start(int reader, String[] words) throws Exception {

@@ -72,8 +72,8 @@ public final class Features implements TransactionListener {
     }
 
     private void stop() {
-        consumers.forEach(DefaultMQPushConsumer::shutdown);
-        producer.shutdown();
+        Leaving.quickly(() -> consumers.forEach(DefaultMQPushConsumer::shutdown));
+        Leaving.quickly(producer::shutdown);
         Line.of("done").print();
     }
 

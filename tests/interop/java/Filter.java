@@ -78,8 +78,8 @@ public final class Filter {
         Line.of("ready").print();
         Runtime.getRuntime().addShutdownHook(new Thread(() -> {
             stopping = true;
-            stops.forEach(Runnable::run);
-            producer.shutdown();
+            Leaving.quickly(() -> stops.forEach(Runnable::run));
+            Leaving.quickly(producer::shutdown);
             Line.of("done").print();
         }));
         Thread.currentThread().join();

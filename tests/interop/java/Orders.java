@@ -47,7 +47,7 @@ public final class Orders {
             }
             Thread.sleep(options.number("pause-ms", 0));
         }
-        producer.shutdown();
+        Leaving.quickly(producer::shutdown);
         Line.of("done").print();
     }
 
@@ -72,7 +72,7 @@ public final class Orders {
         });
         consumer.start();
         Runtime.getRuntime().addShutdownHook(new Thread(() -> {
-            consumer.shutdown();
+            Leaving.quickly(consumer::shutdown);
             Line.of("done").print();
         }));
         Line.of("ready").print();

@@ -41,7 +41,7 @@ public final class Pop {
     }
 
     private void stop() {
-        consumers.forEach(DefaultMQPushConsumer::shutdown);
+        Leaving.quickly(() -> consumers.forEach(DefaultMQPushConsumer::shutdown));
         Line.of("done").print();
     }
 
@@ -58,7 +58,7 @@ public final class Pop {
             message.putUserProperty("rule", words[3]);
             producer.send(message);
         }
-        producer.shutdown();
+        Leaving.atTheEnd(producer::shutdown);
     }
 
     private void start(int reader, String[] words) throws Exception {

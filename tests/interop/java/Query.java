@@ -42,7 +42,7 @@ public final class Query {
         for (String group : query.options.all("group")) {
             query.progress(group);
         }
-        query.admin.shutdown();
+        Leaving.quickly(query.admin::shutdown);
         System.exit(0);
     }
 

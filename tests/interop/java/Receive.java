@@ -109,7 +109,7 @@ public final class Receive {
 
     private void stop() {
         stopping = true;
-        stops.forEach(Runnable::run);
+        Leaving.quickly(() -> stops.forEach(Runnable::run));
         done();
     }
 
@@ -255,7 +255,7 @@ public final class Receive {
             for (MessageQueue queue : queues) {
                 all(reader, consumer, queue, tags);
             }
-            consumer.shutdown();
+            Leaving.quickly(consumer::shutdown);
             return;
         }
         for (MessageQueue queue : queues) {

@@ -53,7 +53,7 @@ public final class Send {
             new DefaultMQProducer(options.one("group", "interop-producer")), options);
         producer.setRetryTimesWhenSendFailed(0);
         producer.setRetryTimesWhenSendAsyncFailed(0);
-        producer.setSendMsgTimeout(options.number("timeout-ms", 10_000));
+        producer.setSendMsgTimeout(options.number("timeout-ms", 30_000));
     }
 
     public static void main(String[] arguments) throws Exception {
@@ -88,7 +88,7 @@ public final class Send {
         }
         inFlight.acquire(IN_FLIGHT_MAX);
         timer.shutdown();
-        producer.shutdown();
+        Leaving.quickly(producer::shutdown);
         Line.of("done").put("failures", failures.get()).print();
         ended.countDown();
     }

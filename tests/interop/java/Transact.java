@@ -67,7 +67,7 @@ public final class Transact implements TransactionListener {
         }
         Line.of("ready").print();
         stopping.await();
-        producer.shutdown();
+        Leaving.quickly(producer::shutdown);
         Line.of("done").print();
         ended.countDown();
     }
