@@ -8,7 +8,7 @@ The text of an error says what to do next. Nothing here may import another modul
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class SluiceError(Exception):
@@ -253,6 +253,17 @@ class BrokerRefused(SluiceError):
         super().__init__(f"{what}: {remark or 'no reason given'} (code {code})")
         self.code = code
         self.remark = remark or ""
+
+
+class PartlyDone(SluiceError):
+    """Some of several brokers or nameservers refused, or did not answer.
+
+    `result` is what the method would have returned: its outcomes say who did what.
+    """
+
+    def __init__(self, text: str, result: Any = None) -> None:
+        super().__init__(text)
+        self.result = result
 
 
 class SendFailed(SluiceError):

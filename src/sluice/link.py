@@ -43,6 +43,7 @@ _REQUEST_NAMES: Final = {
 
 OnRequest = Callable[["RemotingLink", RemotingCommand], None]
 OnLost = Callable[["RemotingLink"], None]
+Sign = Callable[[dict[str, str], Frame], None]  # adds to the fields of a request who asks
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -78,12 +79,14 @@ class RemotingLink:
         *,
         on_request: OnRequest | None = None,
         on_lost: OnLost | None = None,
+        sign: Sign | None = None,
         serialization: int = JSON,
         waiting_max: int = WAITING_MAX,
         waiting_bytes_max: int = WAITING_BYTES_MAX,
     ) -> None:
         self._on_request = on_request
         self._on_lost = on_lost
+        self._sign = sign
         self._serialization = serialization
         self._waiting_max = waiting_max
         self._waiting_bytes_max = waiting_bytes_max
@@ -103,6 +106,7 @@ class RemotingLink:
         *,
         on_request: OnRequest | None = None,
         on_lost: OnLost | None = None,
+        sign: Sign | None = None,
         limits: Limits | None = None,
         tls: ssl.SSLContext | None = None,
         serialization: int = JSON,
@@ -114,6 +118,7 @@ class RemotingLink:
         link = cls(
             on_request=on_request,
             on_lost=on_lost,
+            sign=sign,
             serialization=serialization,
             waiting_max=waiting_max,
             waiting_bytes_max=waiting_bytes_max,
@@ -165,19 +170,34 @@ class RemotingLink:
         Raises LinkLost, RequestTimedOut or LinkBusy. After the first two it is unknown whether the
         peer did what it was asked for.
         """
+        return await self.request_now(code, ext, body, timeout_seconds)
+
+    def request_now(
+        self,
+        code: int,
+        ext: Mapping[str, str] | None = None,
+        body: Frame = b"",
+        timeout_seconds: float = 3.0,
+    ) -> asyncio.Future[RemotingCommand]:
+        """As `request`, but it is sent when this returns; the future has the answer.
+
+        Who does not want the answer any more cancels the future.
+        """
         connection = self._check_room(code, len(body))
         opaque = self._next_opaque()
         waiting = _Waiting(self._loop.create_future(), code, len(body))
+        self._send(connection, code, opaque, 0, ext, body)
         self._waiting[opaque] = waiting
         self._waiting_bytes += waiting.size_bytes
         timer = self._loop.call_later(timeout_seconds, self._time_out, opaque, timeout_seconds)
-        try:
-            self._send(connection, code, opaque, 0, ext, body)
-            return await waiting.answer
-        finally:
+
+        def forget(_: object) -> None:
             timer.cancel()
             if self._waiting.pop(opaque, None) is not None:
                 self._waiting_bytes -= waiting.size_bytes
+
+        waiting.answer.add_done_callback(forget)
+        return waiting.answer
 
     def oneway(self, code: int, ext: Mapping[str, str] | None = None, body: Frame = b"") -> None:
         """Send a request that gets no answer. Raises LinkLost or LinkBusy."""
@@ -215,6 +235,8 @@ class RemotingLink:
         body: Frame,
     ) -> None:
         fields = dict(ext) if ext is not None else {}
+        if self._sign is not None:
+            self._sign(fields, body)
         head = remoting.head(self._serialization, code, opaque, flag, fields, None, len(body))
         if body:
             connection.send(head, body)

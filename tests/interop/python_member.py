@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import Any
 
-from sluice import PushConsumer, ReceivedMessage
+from sluice import MessageQueue, PushConsumer, ReceivedMessage
 
 _lock = threading.Lock()
 
@@ -28,7 +28,14 @@ def main() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
 
+    periods: dict[MessageQueue, list[object]] = {}
+
     def handle(message: ReceivedMessage) -> None:
+        # Each time that the queue is given to this member, there is a new lane for it.
+        lane = consumer._aio.lanes.get(message.queue)
+        known = periods.setdefault(message.queue, [])
+        if lane is not None and (not known or known[-1] is not lane):
+            known.append(lane)
         say(
             "received",
             reader=0,
@@ -36,6 +43,7 @@ def main() -> None:
             queueId=message.queue_id,
             queueOffset=message.queue_offset,
             id=message.properties["id"],
+            period=len(known),
         )
 
     consumer = PushConsumer(

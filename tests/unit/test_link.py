@@ -111,6 +111,28 @@ def test_answers_come_in_any_order(run: Run) -> None:
 
 
 @both_loops
+def test_a_request_that_nobody_waits_for_any_more_leaves_nothing(run: Run) -> None:
+    async def work() -> None:
+        async with peer_listening() as peer:
+            link = await RemotingLink.open(peer.address)
+            asked = link.request_now(LAST_FIRST, {"n": "1"}, b"body", timeout_seconds=50)
+            kept = link.request_now(LAST_FIRST, {"n": "2"}, timeout_seconds=50)
+            assert link.waiting_count == 2
+            await until(lambda: len(peer.held) == 2)
+            asked.cancel()
+            await until(lambda: link.waiting_count == 1)
+            for command in peer.held:
+                peer.answer(peer.connections[0], command)
+            assert (await kept).ext == {"n": "2"}
+            await until(lambda: link.waiting_count == 0)
+            await link.close()
+            with pytest.raises(LinkLost):
+                link.request_now(ECHO)
+
+    run(work())
+
+
+@both_loops
 def test_a_late_answer_harms_nobody(run: Run) -> None:
     async def work() -> None:
         async with peer_listening() as peer:

@@ -1,8 +1,9 @@
 """This module asks and changes a cluster as its administrator: topics, groups, offsets, brokers.
 
-`Admin` has an async method for each thing that can be asked; it returns values and prints nothing.
-It speaks RocketMQ's admin requests, to any RocketMQ cluster. What a broker refuses is a `Refused`
-with the broker's own words; what is not there is NotFound or TopicMissing.
+`AdminRequests` has an async method for each thing that can be asked of a broker, a nameserver, or
+all of them; `administration/` makes of it what administrators do. It returns values and prints
+nothing. It speaks RocketMQ's admin requests, to any RocketMQ cluster. What a broker refuses is a
+`Refused` with the broker's own words; what is not there is NotFound or TopicMissing.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Track(NamedTuple):
     detail: str = ""
 
 
-class Admin(MessageReader):
-    """One cluster, for its administrator."""
+class AdminRequests(MessageReader):
+    """Requests to one cluster, of its administrator."""
 
     # ------------------------------------------------------------------------------------- clusters
 
@@ -112,7 +113,7 @@ class Admin(MessageReader):
         answer = await self.done(address, Request.GET_BROKER_CONFIG, what="the settings")
         return remoting_bodies.read_properties(answer.body)
 
-    async def update_broker_config(self, address: str, name: str, value: str) -> None:
+    async def put_broker_setting(self, address: str, name: str, value: str) -> None:
         """Change one setting of a running broker."""
         if not name or not name.replace(".", "").replace("_", "").isalnum():
             raise ConfigError(f"{name!r} is no name of a setting")
@@ -152,7 +153,7 @@ class Admin(MessageReader):
         )
         return answer.ext.get("value") if answer.code == Response.SUCCESS else None
 
-    async def delete_value(self, nameserver: str, namespace: str, key: str) -> None:
+    async def remove_value(self, nameserver: str, namespace: str, key: str) -> None:
         """Delete one value of a nameserver, whether it is there or not."""
         ext = {"namespace": namespace, "key": key}
         what = f"deleting {namespace} {key}"
@@ -182,7 +183,7 @@ class Admin(MessageReader):
             raise Refused(answer.code, answer.remark, f"{address}: the settings of {topic}")
         return reports.read_one_topic(answer.body)
 
-    async def update_topic(self, address: str, topic: TopicConfig, attributes: str = "") -> None:
+    async def put_topic(self, address: str, topic: TopicConfig, attributes: str = "") -> None:
         """Create a topic on a broker or change it; attributes are "+name=value,-name"."""
         ext: dict[str, object] = {
             "topic": topic.name,
@@ -199,12 +200,12 @@ class Admin(MessageReader):
         what = f"setting topic {topic.name}"
         await self.done(address, Request.UPDATE_AND_CREATE_TOPIC, ext, what=what)
 
-    async def delete_topic(self, address: str, topic: str) -> None:
+    async def remove_topic(self, address: str, topic: str) -> None:
         """Delete a topic from a broker."""
         what = f"deleting topic {topic}"
         await self.done(address, Request.DELETE_TOPIC_IN_BROKER, {"topic": topic}, what=what)
 
-    async def delete_route(self, nameserver: str, topic: str, cluster: str) -> None:
+    async def remove_route(self, nameserver: str, topic: str, cluster: str) -> None:
         """Delete a topic's route from a nameserver."""
         ext = {"topic": topic, "clusterName": cluster}
         what = f"deleting the route of {topic}"
@@ -257,7 +258,7 @@ class Admin(MessageReader):
                 continue
         return await self.masters()
 
-    async def update_group(self, address: str, group: GroupConfig) -> None:
+    async def put_group(self, address: str, group: GroupConfig) -> None:
         """Create a group on a broker or change it."""
         await self.done(
             address,
@@ -266,7 +267,7 @@ class Admin(MessageReader):
             what=f"setting group {group.name}",
         )
 
-    async def set_mode(
+    async def put_mode(
         self, address: str, group: str, topic: str, mode: str, share_count: int
     ) -> None:
         """Say whether a group pulls a topic or pops it."""
@@ -274,7 +275,7 @@ class Admin(MessageReader):
         what = f"setting how group {group} reads {topic}"
         await self.done(address, Request.SET_MESSAGE_REQUEST_MODE, body=body, what=what)
 
-    async def delete_group(self, address: str, group: str, *, offsets: bool) -> None:
+    async def remove_group(self, address: str, group: str, *, offsets: bool) -> None:
         """Delete a group from a broker, with its offsets if asked to."""
         ext = {"groupName": group, "cleanOffset": "true" if offsets else "false"}
         what = f"deleting group {group}"
@@ -395,9 +396,7 @@ class Admin(MessageReader):
 
     # -------------------------------------------------------------------------------------- offsets
 
-    async def commit_offset(
-        self, address: str, group: str, queue: MessageQueue, offset: int
-    ) -> None:
+    async def put_offset(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
         """Set how far a group has read a queue."""
         ext = {
             "consumerGroup": group,
@@ -451,7 +450,7 @@ class Admin(MessageReader):
             offset = span.max_offset
             if when_ms != TO_THE_END_MS:
                 offset = await self.offset_at(topic, place, when_ms)
-            await self.commit_offset(address, group, queue, offset)
+            await self.put_offset(address, group, queue, offset)
             offsets[queue] = offset
         return offsets
 
@@ -480,7 +479,7 @@ class Admin(MessageReader):
         for queue, row in (await self.consume_stats(source)).queues.items():
             address = addresses.get(queue.broker_name)
             if queue.topic == topic and address is not None and row.consumer_offset >= 0:
-                await self.commit_offset(address, target, queue, row.consumer_offset)
+                await self.put_offset(address, target, queue, row.consumer_offset)
                 cloned[queue] = row.consumer_offset
         if not cloned:
             raise NotFound(f"group {source} has no offsets on {topic}")

@@ -6,7 +6,6 @@ from asyncio import sleep
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from sluice.client.admin import Admin
 from sluice.client.admin_flags import (
     BROKER_FLAGS,
     BROKER_OR_CLUSTER,
@@ -15,29 +14,18 @@ from sluice.client.admin_flags import (
     Flag,
     Options,
     at_least,
-    each,
     result_rows,
     result_text,
     settle,
     text,
+    tried,
     yes_no,
 )
-from sluice.client.admin_topics import addresses_for
+from sluice.client.administration.admin import Admin
+from sluice.client.administration.everywhere import each
+from sluice.client.administration.values import BrokerStatus, WritePermissionSet
 from sluice.client.printing import Printer, Table
 from sluice.clock import wall_ms
-from sluice.errors import SluiceError
-from sluice.protocol.remoting_bodies import BrokerData
-
-_HOUR_MS: Final = 3_600_000
-
-
-async def _replicas(admin: Admin, options: Options) -> list[str]:
-    """The broker that was named, or all replicas of all brokers of a cluster."""
-    if options.brokerAddr is not None:
-        return [options.brokerAddr]
-    brokers = await admin.brokers(options.clusterName)
-    return [broker.addresses[number] for broker in brokers for number in sorted(broker.addresses)]
-
 
 # ------------------------------------------------------------------------------------------ looking
 
@@ -45,102 +33,61 @@ async def _replicas(admin: Admin, options: Options) -> list[str]:
 async def _cluster_list(admin: Admin, options: Options, printer: Printer) -> int:
     show = _show_totals if options.moreStats else _show_brokers
     while True:
-        brokers = await admin.brokers(options.clusterName)
-        await show(admin, brokers, printer)
+        show(await admin.broker_statuses(options.clusterName), printer)
         if options.interval is None:
             return DONE
         await sleep(options.interval)
 
 
-def _first_rate(runtime: Mapping[str, str], name: str) -> float:
-    """The rate of the last ten seconds: the first of three."""
-    return _number((runtime.get(name) or "0").split(" ")[0])
-
-
-def _number(value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        return 0.0
-
-
-async def _asked(
-    admin: Admin, brokers: list[BrokerData]
-) -> list[tuple[BrokerData, int, dict[str, str], str]]:
-    """Every replica with its state; where it does not answer, with the reason."""
-    result = []
-    for broker in sorted(brokers, key=lambda one: (one.cluster, one.name)):
-        for number in sorted(broker.addresses):
-            try:
-                runtime = await admin.runtime_info(broker.addresses[number])
-                result.append((broker, number, runtime, ""))
-            except SluiceError as error:
-                result.append((broker, number, {}, str(error)))
-    return result
-
-
-async def _show_brokers(admin: Admin, brokers: list[BrokerData], printer: Printer) -> None:
-    found = []
-    for broker, number, runtime, error in await _asked(admin, brokers):
-        oldest_ms = _number(runtime.get("earliestMessageTimeStamp", "-1"))
-        found.append(
-            {
-                "clusterName": broker.cluster,
-                "brokerName": broker.name,
-                "brokerId": number,
-                "brokerAddr": broker.addresses[number],
-                "brokerVersionDesc": runtime.get("brokerVersionDesc", ""),
-                "inTps": _first_rate(runtime, "putTps"),
-                "outTps": _first_rate(runtime, "getTransferredTps"),
-                "pageCacheLockTimeMills": int(_number(runtime.get("pageCacheLockTimeMills", "0"))),
-                "hour": max(0.0, wall_ms() - oldest_ms) / _HOUR_MS if oldest_ms > 0 else 0.0,
-                "space": _number(runtime.get("commitLogDiskRatio", "0")),
-                "brokerActive": runtime.get("brokerActive") == "true",
-                "error": error,
-            }
-        )
-    rows = [
-        (
-            *(row["clusterName"], row["brokerName"], row["brokerId"], row["brokerAddr"]),
-            *(row["brokerVersionDesc"], row["inTps"], row["outTps"]),
-            *(row["pageCacheLockTimeMills"], row["hour"], row["space"], row["brokerActive"]),
-        )
-        for row in found
+def _show_brokers(brokers: list[BrokerStatus], printer: Printer) -> None:
+    found = [
+        {
+            "clusterName": broker.cluster,
+            "brokerName": broker.name,
+            "brokerId": broker.broker_id,
+            "brokerAddr": broker.address,
+            "brokerVersionDesc": broker.version,
+            "inTps": broker.in_tps,
+            "outTps": broker.out_tps,
+            "pageCacheLockTimeMills": broker.lock_ms,
+            "hour": broker.hours(wall_ms()),
+            "space": broker.disk_ratio,
+            "brokerActive": broker.is_active,
+            "error": broker.error,
+        }
+        for broker in brokers
     ]
+    rows = [tuple(row.values())[:-1] for row in found]
     names = (
         *("Cluster", "Broker", "Id", "Address", "Version", "In/s", "Out/s"),
         *("Lock ms", "Hours", "Disk", "Active"),
     )
-    errors = [f"WARNING: {row['error']}" for row in found if row["error"]]
-    printer.show({"brokers": found}, Table(names, rows), *errors)
+    printer.show({"brokers": found}, Table(names, rows), *_warnings(brokers))
 
 
-async def _show_totals(admin: Admin, brokers: list[BrokerData], printer: Printer) -> None:
-    found: list[dict[str, Any]] = []
-    errors = []
-    for broker, number, runtime, error in await _asked(admin, brokers):
-
-        def between(name: str, first: str, last: str, table: Mapping[str, str] = runtime) -> int:
-            counts = (table.get(f"{name}{last}", "0"), table.get(f"{name}{first}", "0"))
-            return int(_number(counts[0]) - _number(counts[1]))
-
-        found.append(
-            {
-                "clusterName": broker.cluster,
-                "brokerName": broker.name,
-                "brokerId": number,
-                "inTotalYest": between("msgPutTotal", "YesterdayMorning", "TodayMorning"),
-                "outTotalYest": between("msgGetTotal", "YesterdayMorning", "TodayMorning"),
-                "inTotalToday": between("msgPutTotal", "TodayMorning", "TodayNow"),
-                "outTotalToday": between("msgGetTotal", "TodayMorning", "TodayNow"),
-            }
-        )
-        errors += [f"WARNING: {error}"] if error else []
+def _show_totals(brokers: list[BrokerStatus], printer: Printer) -> None:
+    found: list[dict[str, Any]] = [
+        {
+            "clusterName": broker.cluster,
+            "brokerName": broker.name,
+            "brokerId": broker.broker_id,
+            "inTotalYest": broker.between("msgPutTotal", "YesterdayMorning", "TodayMorning"),
+            "outTotalYest": broker.between("msgGetTotal", "YesterdayMorning", "TodayMorning"),
+            "inTotalToday": broker.between("msgPutTotal", "TodayMorning", "TodayNow"),
+            "outTotalToday": broker.between("msgGetTotal", "TodayMorning", "TodayNow"),
+        }
+        for broker in brokers
+    ]
     names = (
         *("Cluster", "Broker", "Id", "In Yesterday", "Out Yesterday"),
         *("In Today", "Out Today"),
     )
-    printer.show({"brokers": found}, Table(names, [tuple(row.values()) for row in found]), *errors)
+    rows = [tuple(row.values()) for row in found]
+    printer.show({"brokers": found}, Table(names, rows), *_warnings(brokers))
+
+
+def _warnings(brokers: list[BrokerStatus]) -> list[str]:
+    return [f"WARNING: {broker.error}" for broker in brokers if broker.error]
 
 
 async def _broker_status(admin: Admin, options: Options, printer: Printer) -> int:
@@ -164,7 +111,7 @@ async def _tables(
     async def look(address: str) -> None:
         tables[address] = await ask(address)
 
-    outcomes = await each(await _replicas(admin, options), look)
+    outcomes = await each(await admin.replicas(options.brokerAddr, options.clusterName), look)
     blocks: list[Table | str] = []
     for address, table in tables.items():
         if options.clusterName is not None:
@@ -184,13 +131,14 @@ async def _tables(
 
 
 async def _update_config(admin: Admin, options: Options, printer: Printer) -> int:
-    if options.updateAllBroker:
-        addresses = await _replicas(admin, options)
-    else:
-        addresses = await addresses_for(admin, options)
-    outcomes = await each(
-        addresses,
-        lambda address: admin.update_broker_config(address, options.key, options.value),
+    outcomes = await tried(
+        admin.set_broker_config(
+            options.key,
+            options.value,
+            broker=options.brokerAddr,
+            cluster=options.clusterName,
+            replicas=bool(options.updateAllBroker),
+        )
     )
     document = {"key": options.key, "value": options.value, "brokers": result_rows(outcomes)}
     rows = [
@@ -202,40 +150,26 @@ async def _update_config(admin: Admin, options: Options, printer: Printer) -> in
 
 
 async def _wipe(admin: Admin, options: Options, printer: Printer) -> int:
-    return await _write_permission(
-        admin, options, printer, admin.wipe_write_permission, "wipeTopicCount"
-    )
+    done = await tried(admin.set_write_permission(options.brokerName, allowed=False))
+    return _show_permission(printer, done, "wipeTopicCount")
 
 
 async def _add(admin: Admin, options: Options, printer: Printer) -> int:
-    return await _write_permission(
-        admin, options, printer, admin.add_write_permission, "addTopicCount"
-    )
+    done = await tried(admin.set_write_permission(options.brokerName, allowed=True))
+    return _show_permission(printer, done, "addTopicCount")
 
 
-async def _write_permission(
-    admin: Admin,
-    options: Options,
-    printer: Printer,
-    change: Callable[[str, str], Awaitable[int]],
-    member: str,
-) -> int:
-    await admin.broker_named(options.brokerName)  # nameservers say nothing of an unknown one
-    counts: dict[str, int] = {}
-
-    async def one(nameserver: str) -> None:
-        counts[nameserver] = await change(nameserver, options.brokerName)
-
-    outcomes = await each(admin.nameservers, one)
+def _show_permission(printer: Printer, done: WritePermissionSet, member: str) -> int:
+    counts, outcomes = done.topic_counts, done.nameservers
     document = {
-        "brokerName": options.brokerName,
+        "brokerName": done.broker_name,
         "nameServers": [
             {**row, member: counts.get(row["namesrvAddr"], 0)}
             for row in result_rows(outcomes, "namesrvAddr")
         ],
     }
     rows = [
-        (options.brokerName, address, counts.get(address, 0), result_text(error))
+        (done.broker_name, address, counts.get(address, 0), result_text(error))
         for address, error in outcomes.items()
     ]
     printer.show(document, Table(("Broker", "Nameserver", "Topics Changed", "Result"), rows))
@@ -244,9 +178,7 @@ async def _write_permission(
 
 async def _update_value(admin: Admin, options: Options, printer: Printer) -> int:
     space, key, value = options.namespace, options.key, options.value
-    outcomes = await each(
-        admin.nameservers, lambda address: admin.put_value(address, space, key, value)
-    )
+    outcomes = await tried(admin.set_value(space, key, value))
     document = {
         "namespace": space,
         "key": key,
@@ -258,9 +190,7 @@ async def _update_value(admin: Admin, options: Options, printer: Printer) -> int
 
 async def _delete_value(admin: Admin, options: Options, printer: Printer) -> int:
     space, key = options.namespace, options.key
-    outcomes = await each(
-        admin.nameservers, lambda address: admin.delete_value(address, space, key)
-    )
+    outcomes = await tried(admin.delete_value(space, key))
     document = {
         "namespace": space,
         "key": key,

@@ -7,23 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sluice.client.admin import Admin
 from sluice.client.admin_flags import DONE, REFUSED, Command, Flag, Options, text, topic_flag
-from sluice.client.group_checks import (
-    RETRY_PREFIX,
-    GroupMember,
-    consumer_queues,
-    disagreements_of,
-    rebalance_problems,
-    stuck_queues,
-    subscriptions_of,
-    warning_lines,
-)
+from sluice.client.administration.admin import Admin
+from sluice.client.administration.groups import all_disagreements
+from sluice.client.group_checks import subscriptions_of, warning_lines
 from sluice.client.printing import Printer, Table
-from sluice.clock import wall_ms
-from sluice.errors import NotFound, SluiceError
-from sluice.protocol.json_members import MessageQueue, queue_object
-from sluice.protocol.remoting_clients import ConnectionInfo, ConsumerConnection
+from sluice.errors import NotFound
+from sluice.protocol.json_members import queue_object
+from sluice.protocol.remoting_clients import ConnectionInfo
 from sluice.protocol.remoting_reports import RunningInfo, version_text
 
 SAME: Final = "All members of the group have the same subscription."
@@ -95,13 +86,8 @@ async def _consumer_status(admin: Admin, options: Options, printer: Printer) -> 
         )
         printer.show({"clientId": options.clientId, **_info_members(info)}, *_info_blocks(info))
         return DONE
-    connected, members = await admin.group_members(
-        group, stacks=options.jstack, address=options.brokerAddr
-    )
-    disagreements = _all_disagreements(connected, members)
-    problems = stuck_queues(members, wall_ms())
-    if connected.message_model == "CLUSTERING":
-        problems += rebalance_problems(members, await _queues_of(admin, connected))
+    health = await admin.group_health(group, stacks=options.jstack, address=options.brokerAddr)
+    members, disagreements, problems = health.members, health.disagreements, health.problems
     document = {
         "consumerGroup": group,
         "consumers": [
@@ -135,24 +121,6 @@ async def _consumer_status(admin: Admin, options: Options, printer: Printer) -> 
         *(f"WARNING: {line}" for line in problems),
     )
     return DONE
-
-
-def _all_disagreements(connected: ConsumerConnection, members: list[GroupMember]) -> list[str]:
-    """What the members' own words show; else what the broker heard in their heartbeats."""
-    return disagreements_of(members) or list(connected.disagreements)
-
-
-async def _queues_of(admin: Admin, connected: ConsumerConnection) -> dict[str, list[MessageQueue]]:
-    """The queues that the members share, of each topic; a retry topic may not be there yet."""
-    queues = {}
-    for topic in connected.subscriptions:
-        if topic.startswith(RETRY_PREFIX):
-            continue
-        try:
-            queues[topic] = consumer_queues(topic, await admin.queues(topic, writing=False))
-        except SluiceError:
-            continue  # nothing to share
-    return queues
 
 
 def _info_members(info: RunningInfo) -> dict[str, Any]:
@@ -222,7 +190,7 @@ async def _subscriptions(admin: Admin, options: Options, printer: Printer) -> in
             if options.consumerGroup is not None:
                 raise
             continue  # nobody is connected, so nobody disagrees
-        disagreements = _all_disagreements(connected, members)
+        disagreements = all_disagreements(connected, members)
         wanted = subscriptions_of(members)
         silent = [member.connection.client_id for member in members if member.info is None]
         found.append(

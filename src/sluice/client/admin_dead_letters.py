@@ -1,20 +1,12 @@
-"""This module has the admin commands for dead letters: look at them, and send them again.
-
-The broker keeps what was sent again, so a command that was interrupted, or that is run twice, sends
-nothing twice. Lists and resends go page by page: there may be very many. These requests are
-Sluice's own; Apache's brokers refuse them.
-"""
+"""This module has the admin commands for dead letters: look at them, and send them again."""
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
-import orjson
-
-from sluice.client.admin import DEAD_PREFIX, Admin
 from sluice.client.admin_flags import (
     DONE,
     REFUSED,
@@ -25,16 +17,18 @@ from sluice.client.admin_flags import (
     text,
     when_ms,
 )
+from sluice.client.administration.admin import Admin
+from sluice.client.administration.business import LetterChoice, Watch
+from sluice.client.administration.values import (
+    FINE_OUTCOMES,
+    LETTER_MEMBERS,
+    DeadLetter,
+    Resent,
+)
 from sluice.client.messages import TIME_MAX
 from sluice.client.printing import Printer, Progress, Table, time_text
-from sluice.client.simple import QueueAt
-from sluice.errors import ConfigError, NotFound, TopicMissing
-from sluice.protocol.remoting_codes import RequestCode as Request
+from sluice.errors import ConfigError
 
-_PAGE: Final = 500  # letters that are listed with one request
-_CHUNK: Final = 100  # letters that are sent again with one request
-_SECONDS: Final = 60.0
-_FINE: Final = ("resent", "already resent")
 _GROUP: Final = Flag("g", "group", "Name of the consumer group.", text, required=True)
 _CHOICE: Final = (
     Flag("t", "originTopic", "Only those that came from this topic.", text),
@@ -43,90 +37,65 @@ _CHOICE: Final = (
     Flag("e", "endTimestamp", "And at this one or before.", when_ms, default=TIME_MAX),
 )
 
-Letters = list[dict[str, Any]]
 
-
-async def _queues(admin: Admin, group: str) -> list[QueueAt]:
-    try:
-        return await admin.queues(f"{DEAD_PREFIX}{group}", writing=False)
-    except TopicMissing:
-        raise NotFound(f"group {group} has no dead letters") from None
-
-
-async def _page(
-    admin: Admin, queue: QueueAt, options: Options, offset: int, count: int = _PAGE
-) -> tuple[Letters, int, int]:
-    """Letters from an offset on, where to go on, and the end of the queue."""
-    ext: dict[str, object] = {
-        "group": options.group,
-        "queueId": queue.queue_id,
-        "offset": offset,
-        "maxNum": count,
-        "beginTimestamp": options.beginTimestamp,
-        "endTimestamp": options.endTimestamp,
-    }
-    for name in ("key", "originTopic"):
-        if getattr(options, name) is not None:
-            ext[name] = getattr(options, name)
-    what = f"the dead letters of group {options.group}"
-    answer = await admin.done(
-        queue.address, Request.SLUICE_LIST_DEAD_LETTERS, ext, what=what, timeout_seconds=_SECONDS
+def _choice(options: Options) -> LetterChoice:
+    return LetterChoice(
+        options.originTopic, options.key, options.beginTimestamp, options.endTimestamp
     )
-    letters: Letters = orjson.loads(answer.body)["letters"]
-    return letters, int(answer.ext["nextOffset"]), int(answer.ext["maxOffset"])
 
 
-async def _pages(
-    admin: Admin, queues: list[QueueAt], options: Options, count_max: int | None = None
-) -> AsyncIterator[tuple[QueueAt, Letters]]:
-    """Page after page, up to what was there when the command began."""
-    ends = [(await _page(admin, queue, options, 0, 1))[2] for queue in queues]
-    progress = Progress(sys.stderr, "dead letters", sum(ends))
-    found = 0
+@contextmanager
+def _progress() -> Iterator[Watch]:
+    """How far a command is, for people who watch it."""
+    shown: list[Progress] = []
+
+    def watch(done: int, total: int) -> None:
+        if not shown:
+            shown.append(Progress(sys.stderr, "dead letters", total))
+        shown[0].at(done)
+
     try:
-        for at, (queue, end) in enumerate(zip(queues, ends, strict=True)):
-            offset = 0
-            while offset < end and (count_max is None or found < count_max):
-                letters, offset, _ = await _page(admin, queue, options, offset)
-                letters = [letter for letter in letters if letter["offset"] < end]
-                if count_max is not None:
-                    letters = letters[: count_max - found]
-                found += len(letters)
-                progress.at(sum(ends[:at]) + offset)
-                yield queue, letters
+        yield watch
     finally:
-        progress.end()
+        for progress in shown:
+            progress.end()
 
 
 # ------------------------------------------------------------------------------------------ listing
 
 
-def _line(queue: QueueAt, letter: dict[str, Any]) -> str:
-    origin = letter["originTopic"]
-    if letter["originQueueId"] is not None:
-        origin += f"/{letter['originQueueId']} {letter['originOffset']}"
+def _line(letter: DeadLetter) -> str:
+    origin = letter.origin_topic
+    if letter.origin_queue_id is not None:
+        origin += f"/{letter.origin_queue_id} {letter.origin_offset}"
     parts = [
-        time_text(letter["deadTimestamp"]),
-        f"{queue.broker_name}/{letter['queueId']} {letter['offset']}",
-        letter["msgId"],
+        time_text(letter.dead_ms),
+        f"{letter.broker_name}/{letter.queue_id} {letter.offset}",
+        letter.message_id,
         f"from {origin}",
-        f"tried {letter['reconsumeTimes']} times",
-        *([f"[{letter['tags']}]"] if letter["tags"] else []),
-        *([f"keys={letter['keys']}"] if letter["keys"] else []),
-        *(["sent again"] if letter["resent"] else []),
+        f"tried {letter.tried_times} times",
+        *([f"[{letter.tags}]"] if letter.tags else []),
+        *([f"keys={letter.keys}"] if letter.keys else []),
+        *(["sent again"] if letter.is_resent else []),
     ]
     return " ".join(parts)
 
 
+def _members(letter: DeadLetter) -> dict[str, Any]:
+    values = {member: getattr(letter, name) for member, name in LETTER_MEMBERS.items()}
+    return {"brokerName": letter.broker_name, **values}
+
+
 async def _list(admin: Admin, options: Options, printer: Printer) -> int:
-    queues = await _queues(admin, options.group)
+    await admin.letter_queues(options.group)  # a group without any is refused
     printer.begin_list("deadLetters")
     count = resent = 0
-    async for queue, letters in _pages(admin, queues, options, options.count):
-        for letter in letters:
-            printer.item({"brokerName": queue.broker_name, **letter}, _line(queue, letter))
+    with _progress() as watch:
+        walk = admin.walk_dead_letters(options.group, _choice(options), options.count, watch)
+        async for letter in walk:
+            printer.item(_members(letter), _line(letter))
             count += 1
-            resent += letter["resent"]
+            resent += letter.is_resent
     summary = {"group": options.group, "count": count, "resent": resent}
     printer.end_list(summary, f"{count} dead letters of group {options.group}, {resent} sent again")
     return DONE
@@ -136,75 +105,44 @@ async def _list(admin: Admin, options: Options, printer: Printer) -> int:
 
 
 async def _resend(admin: Admin, options: Options, printer: Printer) -> int:
-    chosen = options.key or options.originTopic or options.beginTimestamp
-    chosen = chosen or options.endTimestamp != TIME_MAX
-    if options.msgId is not None and (chosen or options.all):
+    choice = _choice(options)
+    if options.msgId is not None and (not choice.is_all or options.all):
         raise ConfigError("resendDeadLetters: -i/--msgId names them already; leave the others out")
-    if options.msgId is None and not chosen and not options.all:
+    if options.msgId is None and choice.is_all and not options.all:
         raise ConfigError("resendDeadLetters: say which: -i, or -k, -t, -b, -e, or --all")
-    queues = await _queues(admin, options.group)
-    counts: Counter[str] = Counter()
+
+    def told(row: Resent) -> None:
+        line = f"{row.broker_name}/{row.queue_id} {row.offset} {row.outcome}"
+        if row.remark:
+            line += f": {row.remark}"
+        members = {
+            "brokerName": row.broker_name,
+            "queueId": row.queue_id,
+            "offset": row.offset,
+            "outcome": row.outcome,
+            "remark": row.remark,
+            "msgId": row.message_id,
+        }
+        printer.item(members, line)
+
+    group, to_topic = options.group, options.toTopic
+    await admin.letter_queues(group)  # a group without any is refused
     printer.begin_list("outcomes")
-    batches = _named(admin, queues, options) if options.msgId else _chosen(admin, queues, options)
-    async for queue, offsets in batches:
-        for start in range(0, len(offsets), _CHUNK):
-            rows = await _send_again(admin, queue, options, offsets[start : start + _CHUNK])
-            for row in rows:
-                counts[row["outcome"]] += 1
-                line = f"{queue.broker_name}/{queue.queue_id} {row['offset']} {row['outcome']}"
-                if row["remark"]:
-                    line += f": {row['remark']}"
-                members = {"brokerName": queue.broker_name, "queueId": queue.queue_id, **row}
-                printer.item(members, line)
-    names = (*_FINE, *sorted(set(counts) - set(_FINE)))
-    rows_of = [(name, counts[name]) for name in names if counts[name]]
+    with _progress() as watch:
+        if options.msgId is not None:
+            ids = [one.strip() for one in options.msgId.split(",")]
+            report = await admin.resend_named(group, ids, to_topic=to_topic, told=told)
+        else:
+            report = await admin.resend_chosen(
+                group, choice, to_topic=to_topic, told=told, watch=watch
+            )
+    names = (*FINE_OUTCOMES, *sorted(set(report.counts) - set(FINE_OUTCOMES)))
+    rows = [(name, report.counts[name]) for name in names if report.counts.get(name)]
     printer.end_list(
-        {"group": options.group, "counts": dict(rows_of)},
-        Table(("Outcome", "Dead letters"), rows_of or [("none", 0)]),
+        {"group": group, "counts": dict(rows)},
+        Table(("Outcome", "Dead letters"), rows or [("none", 0)]),
     )
-    return DONE if set(counts) <= set(_FINE) else REFUSED
-
-
-async def _named(
-    admin: Admin, queues: list[QueueAt], options: Options
-) -> AsyncIterator[tuple[QueueAt, list[int]]]:
-    """The letters with these ids."""
-    topic = f"{DEAD_PREFIX}{options.group}"
-    for one in options.msgId.split(","):
-        message = await admin.message_by_id(topic, one.strip())
-        if message.topic != topic:
-            raise NotFound(f"{one.strip()} is no dead letter of group {options.group}")
-        for queue in queues:
-            if (queue.broker_name, queue.queue_id) == (message.broker_name, message.queue_id):
-                yield queue, [message.queue_offset]
-
-
-async def _chosen(
-    admin: Admin, queues: list[QueueAt], options: Options
-) -> AsyncIterator[tuple[QueueAt, list[int]]]:
-    """The letters that fit and were not sent again yet."""
-    async for queue, letters in _pages(admin, queues, options):
-        yield queue, [letter["offset"] for letter in letters if not letter["resent"]]
-
-
-async def _send_again(
-    admin: Admin, queue: QueueAt, options: Options, offsets: list[int]
-) -> list[dict[str, Any]]:
-    ext: dict[str, object] = {
-        "group": options.group,
-        "queueId": queue.queue_id,
-        "toTopic": "true" if options.toTopic else "false",
-    }
-    answer = await admin.done(
-        queue.address,
-        Request.SLUICE_RESEND_DEAD_LETTERS,
-        ext,
-        orjson.dumps({"offsets": offsets}),
-        what=f"sending dead letters of group {options.group} again",
-        timeout_seconds=_SECONDS,
-    )
-    rows: list[dict[str, Any]] = orjson.loads(answer.body)["outcomes"]
-    return rows
+    return REFUSED if report.failed else DONE
 
 
 COMMANDS: Final = (

@@ -1,80 +1,45 @@
-"""This module has the admin command that lists what waits for its time.
-
-The request is Sluice's own; Apache's brokers refuse it. It goes page by page: there may be very
-many.
-"""
+"""This module has the admin command that lists what waits for its time."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
-import orjson
-
-from sluice.client.admin import Admin
 from sluice.client.admin_flags import DONE, Command, Flag, Options, at_least, text
+from sluice.client.administration.admin import Admin
+from sluice.client.administration.values import DELAYED_MEMBERS, DelayedMessage, DelayTotals
 from sluice.client.printing import Printer, time_text
-from sluice.protocol.remoting_codes import RequestCode as Request
-
-_SECONDS: Final = 60.0
-
-Rows = list[dict[str, Any]]
 
 
-async def _pages(
-    admin: Admin, address: str, topic: str | None, counts: dict[str, int]
-) -> AsyncIterator[Rows]:
-    """What waits in a broker, the earliest first; how much that is, is added to `counts`."""
-    after = ""
-    is_first = True
-    while after or is_first:
-        ext: dict[str, object] = {"after": after, **({"topic": topic} if topic else {})}
-        answer = await admin.done(
-            address,
-            Request.SLUICE_LIST_DELAYED,
-            ext,
-            what="the list of delayed messages",
-            timeout_seconds=_SECONDS,
-        )
-        if is_first:
-            counts["timerCount"] += int(answer.ext["timerCount"])
-            counts["levelCount"] += int(answer.ext["levelCount"])
-        is_first = False
-        rows: Rows = orjson.loads(answer.body)["messages"]
-        yield rows
-        after = answer.ext.get("after", "")
-
-
-def _line(row: dict[str, Any]) -> str:
-    kind = f"level {row['delayLevel']}" if row["delayLevel"] else "timed"
+def _line(row: DelayedMessage) -> str:
+    kind = f"level {row.delay_level}" if row.delay_level else "timed"
     parts = [
-        time_text(row["dueTimestamp"]),
-        f"{row['brokerName']} {row['topic']}/{row['queueId']}",
+        time_text(row.due_ms),
+        f"{row.broker_name} {row.topic}/{row.queue_id}",
         kind,
-        row["uniqueKey"] or row["offsetMsgId"],
-        *([f"keys={row['keys']}"] if row["keys"] else []),
-        f"{row['bodySize']} bytes",
+        row.unique_key or row.message_id,
+        *([f"keys={row.keys}"] if row.keys else []),
+        f"{row.body_bytes} bytes",
     ]
     return " ".join(parts)
 
 
+def _members(row: DelayedMessage) -> dict[str, Any]:
+    values = {member: getattr(row, name) for member, name in DELAYED_MEMBERS.items()}
+    return {"brokerName": row.broker_name, **values}
+
+
 async def _list(admin: Admin, options: Options, printer: Printer) -> int:
     printer.begin_list("messages")
-    counts = {"timerCount": 0, "levelCount": 0}
+    totals = DelayTotals()
     shown = 0
-    for broker in await admin.brokers(options.cluster):
-        if 0 not in broker.addresses:
-            continue
-        found = 0
-        async for rows in _pages(admin, broker.addresses[0], options.topic, counts):
-            for row in rows[: options.count - found]:
-                row = {"brokerName": broker.name, **row}
-                printer.item(row, _line(row))
-                found += 1
-            if found >= options.count:
-                break
-        shown += found
-    total = f"{counts['timerCount']} timed and {counts['levelCount']} messages with a delay level"
+    walk = admin.walk_delayed(
+        totals, topic=options.topic, cluster=options.cluster, count=options.count
+    )
+    async for message in walk:
+        printer.item(_members(message), _line(message))
+        shown += 1
+    counts = {"timerCount": totals.timer_count, "levelCount": totals.level_count}
+    total = f"{totals.timer_count} timed and {totals.level_count} messages with a delay level"
     printer.end_list({"count": shown, **counts}, f"{shown} shown; {total} wait in all")
     return DONE
 

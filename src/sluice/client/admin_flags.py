@@ -10,18 +10,20 @@ from __future__ import annotations
 import argparse
 import codecs
 import difflib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
-from sluice.client.admin import Admin
+from sluice.client.administration.admin import Admin
+from sluice.client.administration.everywhere import settled
 from sluice.client.printing import Printer
 from sluice.client.simple import add_tls_flags
 from sluice.clock import wall_ms
-from sluice.errors import ConfigError, SluiceError
+from sluice.errors import ConfigError, PartlyDone
 
 Options = argparse.Namespace
+Result = TypeVar("Result")
 Run = Callable[[Admin, Options, Printer], Awaitable[int]]
 
 DONE: Final = 0
@@ -250,27 +252,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 # --------------------------------------------------------------------------------- many at a time
 
 
-class PartlyDone(SluiceError):
-    """Some of several brokers or nameservers refused, or did not answer."""
-
-
-async def each(
-    addresses: Sequence[str], action: Callable[[str], Awaitable[object]]
-) -> dict[str, str]:
-    """Do it everywhere, whatever fails; each address with what went wrong, or nothing.
-
-    Where there is only one address, its error is raised at once.
-    """
-    outcomes = {}
-    for address in addresses:
-        try:
-            await action(address)
-            outcomes[address] = ""
-        except SluiceError as error:
-            if len(addresses) == 1:
-                raise
-            outcomes[address] = str(error)
-    return outcomes
+async def tried(work: Awaitable[Result]) -> Result:
+    """What was done, also where some of several did not do it: `settle` says so afterwards."""
+    try:
+        return await work
+    except PartlyDone as failure:
+        result: Result = failure.result
+        return result
 
 
 def result_rows(outcomes: Mapping[str, str], name: str = "brokerAddr") -> list[dict[str, str]]:
@@ -285,8 +273,4 @@ def result_text(error: str) -> str:
 
 def settle(*outcomes: Mapping[str, str]) -> int:
     """After the outcomes were shown: raise what was not done."""
-    errors = [error for table in outcomes for error in table.values() if error]
-    if errors:
-        count = sum(len(table) for table in outcomes)
-        raise PartlyDone(f"{len(errors)} of {count} failed: {'; '.join(errors)}")
-    return DONE
+    return settled(DONE, *outcomes)

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import orjson
 
-from sluice.client.admin import DEAD_PREFIX, Admin
 from sluice.client.admin_flags import (
     BROKER_FLAGS,
     BROKER_OR_CLUSTER,
@@ -17,20 +16,20 @@ from sluice.client.admin_flags import (
     Flag,
     Options,
     at_least,
-    each,
     result_rows,
     result_text,
     settle,
     text,
+    tried,
     yes_no,
 )
-from sluice.client.admin_topics import addresses_for, delete_topic
-from sluice.client.group_checks import RETRY_PREFIX, warning_lines
+from sluice.client.admin_kafka import overview_of_kafka, show_kafka_group
+from sluice.client.administration.admin import Admin
+from sluice.client.group_checks import warning_lines
 from sluice.client.printing import Printer, Table, time_text
 from sluice.errors import NotFound, SluiceError
-from sluice.protocol.json_members import MessageQueue, queue_object
-from sluice.protocol.remoting_clients import ConsumerConnection
-from sluice.protocol.remoting_reports import ConsumeStats, GroupConfig, version_text
+from sluice.protocol.json_members import queue_object
+from sluice.protocol.remoting_reports import GroupConfig
 
 GROUP: Final = Flag("g", "groupName", "Name of the consumer group.", text, required=True)
 
@@ -81,10 +80,10 @@ async def _update_group(admin: Admin, options: Options, printer: Printer) -> int
         options.groupRetryPolicy,
         options.attributes or {},
     )
-    outcomes = await each(
-        await addresses_for(admin, options), lambda address: admin.update_group(address, group)
+    done = await tried(
+        admin.create_group(group, broker=options.brokerAddr, cluster=options.clusterName)
     )
-    document = {"subscriptionGroupConfig": group.members(), "brokers": result_rows(outcomes)}
+    document = {"subscriptionGroupConfig": group.members(), "brokers": result_rows(done.brokers)}
     rows = [
         (
             group.name,
@@ -96,22 +95,28 @@ async def _update_group(admin: Admin, options: Options, printer: Printer) -> int
             group.retry_max,
             result_text(error),
         )
-        for address, error in outcomes.items()
+        for address, error in done.brokers.items()
     ]
     names = (
         *("Group", "Broker", "Consumes", "Broadcasts", "Ordered"),
         *("Retry Queues", "Retries", "Result"),
     )
     printer.show(document, Table(names, rows))
-    return settle(outcomes)
+    return settle(done.brokers)
 
 
 async def _set_mode(admin: Admin, options: Options, printer: Printer) -> int:
     group, topic, mode = options.groupName, options.topicName, options.mode
     share_count = options.popShareQueueNum
-    outcomes = await each(
-        await addresses_for(admin, options),
-        lambda address: admin.set_mode(address, group, topic, mode, share_count),
+    outcomes = await tried(
+        admin.set_group_mode(
+            group,
+            topic,
+            mode,
+            share_count=share_count,
+            broker=options.brokerAddr,
+            cluster=options.clusterName,
+        )
     )
     document = {
         "groupName": group,
@@ -129,24 +134,23 @@ async def _set_mode(admin: Admin, options: Options, printer: Printer) -> int:
 
 async def _delete_group(admin: Admin, options: Options, printer: Printer) -> int:
     group = options.groupName
-    outcomes = await each(
-        await addresses_for(admin, options),
-        lambda address: admin.delete_group(address, group, offsets=options.removeOffset),
+    done = await tried(
+        admin.delete_group(
+            group,
+            offsets=options.removeOffset,
+            broker=options.brokerAddr,
+            cluster=options.clusterName,
+        )
     )
     document: dict[str, Any] = {
         "groupName": group,
         "removeOffset": options.removeOffset,
-        "brokers": result_rows(outcomes),
+        "brokers": result_rows(done.brokers),
     }
-    rows = [(group, address, result_text(error)) for address, error in outcomes.items()]
-    topics: list[dict[str, str]] = []
-    if options.clusterName is not None:
-        # Messages that wait for another try belong to the group: nobody else reads them.
-        for topic in (f"{RETRY_PREFIX}{group}", f"{DEAD_PREFIX}{group}"):
-            _, _, more = await delete_topic(admin, topic, options.clusterName)
-            topics += more
+    rows = [(group, address, result_text(error)) for address, error in done.brokers.items()]
     printer.show(document, Table(("Group", "Deleted From", "Result"), rows))
-    return settle(outcomes, *topics)
+    tables = [table for one in done.topics for table in (one.brokers, one.nameservers)]
+    return settle(done.brokers, *tables)
 
 
 # ----------------------------------------------------------------------------------------- progress
@@ -156,10 +160,17 @@ async def _progress(admin: Admin, options: Options, printer: Printer) -> int:
     if options.groupName is None:
         return await _progress_of_all(admin, printer)
     group = options.groupName
-    stats = await admin.consume_stats(group, options.topicName, options.cluster)
+    try:
+        stats = await admin.consume_stats(group, options.topicName, options.cluster)
+    except NotFound:
+        if not await show_kafka_group(admin, group, options.topicName, printer):
+            raise
+        return DONE
     if not stats.queues:
+        if await show_kafka_group(admin, group, options.topicName, printer):
+            return DONE
         raise NotFound(f"group {group} has no offsets; none of its consumers has connected")
-    owners = await _owners(admin, group) if options.showClientIP else {}
+    owners = await admin.queue_owners(group) if options.showClientIP else {}
     try:
         disagreements = (await admin.consumer_connection(group)).disagreements
     except SluiceError:
@@ -169,7 +180,8 @@ async def _progress(admin: Admin, options: Options, printer: Printer) -> int:
     for queue, row in stats.queues.items():
         behind = row.broker_offset - row.consumer_offset
         in_flight = row.pull_offset - row.consumer_offset
-        owner = (owners.get(queue, "N/A"),) if options.showClientIP else ()
+        # The address is the first part of a client's name.
+        owner = (owners.get(queue, "N/A").partition("@")[0],) if options.showClientIP else ()
         rows.append(
             (
                 *(queue.topic, queue.broker_name, queue.queue_id),
@@ -214,51 +226,29 @@ async def _progress(admin: Admin, options: Options, printer: Printer) -> int:
     return DONE
 
 
-async def _owners(admin: Admin, group: str) -> dict[MessageQueue, str]:
-    """Which client reads which queue, by the address in its name."""
-    try:
-        _, members = await admin.group_members(group)
-    except SluiceError:
-        return {}
-    return {
-        queue: member.connection.client_id.partition("@")[0]
-        for member in members
-        if member.info is not None
-        for queue in member.info.queues
-    }
-
-
 async def _progress_of_all(admin: Admin, printer: Printer) -> int:
     found = []
     warnings: list[str] = []
-    for group in await admin.groups():
-        connected: ConsumerConnection | None = None
-        stats: ConsumeStats | None = None
-        version = "OFFLINE"
-        try:
-            stats = await admin.consume_stats(group)
-            connected = await admin.consumer_connection(group)
-            version = version_text(min(row.version for row in connected.connections))
-        except NotFound:
-            pass  # offline
-        except SluiceError as error:
-            version = "UNKNOWN"
-            warnings += ["", f"WARNING: group {group}: {error}"]
+    for one in await admin.group_overviews():
+        connected = one.connected
         is_push = connected is not None and connected.consume_type != "CONSUME_ACTIVELY"
         disagreements = [] if connected is None else list(connected.disagreements)
         found.append(
             {
-                "group": group,
+                "group": one.group,
                 "count": 0 if connected is None else len(connected.connections),
-                "version": version,
+                "version": one.version,
                 "consumeType": "" if connected is None else ("PUSH" if is_push else "PULL"),
                 "messageModel": connected.message_model if connected and is_push else "",
-                "consumeTps": 0.0 if stats is None else stats.tps,
-                "diffTotal": 0 if stats is None else stats.behind,
+                "consumeTps": 0.0 if one.stats is None else one.stats.tps,
+                "diffTotal": one.behind,
                 "unequalSubscriptions": disagreements,
             }
         )
-        warnings += warning_lines(group, disagreements)
+        if one.error:
+            warnings += ["", f"WARNING: group {one.group}: {one.error}"]
+        warnings += warning_lines(one.group, disagreements)
+    found += [overview_of_kafka(one) for one in await admin.kafka_groups()]
     names = ("Group", "Count", "Version", "Type", "Model", "TPS", "Behind", "Subscriptions")
     rows = [
         (

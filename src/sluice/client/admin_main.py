@@ -24,19 +24,18 @@ from sluice.client import (
     admin_topics,
     admin_transactions,
 )
-from sluice.client.admin import Admin
 from sluice.client.admin_flags import (
     REFUSED,
     Command,
     Options,
-    PartlyDone,
     nearest,
     parser_of,
     read_options,
 )
+from sluice.client.administration.admin import Admin
 from sluice.client.printing import Printer
 from sluice.client.simple import Refused, nameserver_address, tls_of
-from sluice.errors import ConfigError, NotFound, TopicMissing
+from sluice.errors import ConfigError, NotFound, PartlyDone, TopicMissing
 
 GROUPS: Final[dict[str, tuple[Command, ...]]] = {
     "topics": admin_topics.COMMANDS,
@@ -73,7 +72,8 @@ def admin(argv: list[str]) -> int:
 
 
 async def _run(command: Command, options: Options, printer: Printer) -> int:
-    async with Admin(nameserver_address(options.namesrvAddr), tls_of(options)) as cluster:
+    nameservers = nameserver_address(options.namesrvAddr)
+    async with Admin(nameservers, tls=tls_of(options)) as cluster:
         try:
             return await command.run(cluster, options, printer)
         finally:

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from typing import Any, Final
 
-from sluice.client.admin import Admin
 from sluice.client.admin_flags import (
     DONE,
     REFUSED,
@@ -22,9 +21,10 @@ from sluice.client.admin_flags import (
     when_ms,
     yes_no,
 )
-from sluice.client.messages import StoredMessage
+from sluice.client.administration.admin import Admin
+from sluice.client.messages import Sent, StoredMessage
 from sluice.client.printing import Printer, Progress, Table, time_text
-from sluice.client.simple import TOOLS_GROUP, QueueAt
+from sluice.client.simple import TOOLS_GROUP
 from sluice.clock import wall_ms
 from sluice.errors import ConfigError, NotFound, SluiceError
 
@@ -199,10 +199,8 @@ def _check_consume(options: Options) -> None:
 # ------------------------------------------------------------------------------------------ sending
 
 
-async def send_one(
-    admin: Admin, topic: str, queue: QueueAt, body: bytes, properties: dict[str, str]
-) -> dict[str, Any]:
-    sent = await admin.send_message(topic, queue, body, properties)
+def sent_members(sent: Sent) -> dict[str, Any]:
+    """Where a message went, for scripts."""
     return {
         "brokerName": sent.broker_name,
         "queueId": sent.queue_id,
@@ -239,7 +237,8 @@ async def _send_message(admin: Admin, options: Options, printer: Printer) -> int
             f"{options.topic} has no queue{number} that can be written on {options.broker}"
         )
     queue = queues[wall_ms() % len(queues)]
-    row = await send_one(admin, options.topic, queue, options.body.encode(), properties)
+    body = options.body.encode()
+    row = sent_members(await admin.send_message(options.topic, queue, body, properties))
     printer.show(row, sent_table([row]))
     return DONE
 

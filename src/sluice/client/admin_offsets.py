@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from sluice.client.admin import TO_THE_END_MS, Admin
+from sluice.client.admin import TO_THE_END_MS
 from sluice.client.admin_flags import (
     DONE,
     ROUTE_FLAG,
@@ -20,6 +20,7 @@ from sluice.client.admin_flags import (
     when_ms,
     yes_no,
 )
+from sluice.client.administration.admin import Admin
 from sluice.client.printing import Printer, Table, time_text
 from sluice.client.simple import QueueAt
 from sluice.errors import ConfigError

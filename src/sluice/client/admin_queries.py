@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Final
+from typing import Final
 
-from sluice.client.admin import Admin, Track
+from sluice.client.admin import Track
 from sluice.client.admin_flags import (
     DONE,
     REFUSED,
@@ -20,13 +20,11 @@ from sluice.client.admin_flags import (
     when_ms,
     yes_no,
 )
-from sluice.client.admin_messages import body_text, message_members, send_one, sent_table
+from sluice.client.admin_messages import body_text, message_members, sent_members, sent_table
+from sluice.client.administration.admin import Admin
 from sluice.client.messages import KEYS, TAGS, TIME_MAX, StoredMessage
 from sluice.client.printing import Printer, Table, time_text
 from sluice.errors import ConfigError, NotFound
-
-# What the store adds to a message by itself; a message that is sent again gets it anew.
-_STORE_PROPERTIES: Final = frozenset({"__CRC32#", "MSG_REGION", "TRACE_ON", "CLUSTER"})
 
 
 def _detail_lines(message: StoredMessage, encoding: str) -> list[str]:
@@ -87,7 +85,9 @@ async def _query_id(admin: Admin, options: Options, printer: Printer) -> int:
         return await _consume_directly(admin, options, printer, messages)
     if options.sendMessage is None:
         return await _show_messages(admin, printer, messages, options.bodyFormat)
-    sent = [await _send_again(admin, message) for message in messages if options.sendMessage]
+    sent = [
+        sent_members(await admin.send_again(message)) for message in messages if options.sendMessage
+    ]
     printer.show({"sendResults": sent}, sent_table(sent))
     return DONE
 
@@ -101,12 +101,9 @@ async def _consume_directly(
     admin: Admin, options: Options, printer: Printer, messages: list[StoredMessage]
 ) -> int:
     """Let the consumer that was named consume these messages now."""
-    info = await admin.running_info(options.consumerGroup, options.clientId)
-    if info.consume_type != "CONSUME_PASSIVELY":
-        raise NotFound(f"{options.clientId} is no push consumer, so it cannot be told to consume")
     rows = []
     for message in messages:
-        result = await admin.consume_directly(options.consumerGroup, options.clientId, message)
+        result = await admin.consume_now(options.consumerGroup, options.clientId, message)
         rows.append(
             {
                 "msgId": message.message_id,
@@ -118,17 +115,6 @@ async def _consume_directly(
     names = ("Message", "Result", "ms", "Remark")
     printer.show({"results": rows}, Table(names, [tuple(row.values()) for row in rows]))
     return DONE if all(row["consumeResult"] == "CR_SUCCESS" for row in rows) else REFUSED
-
-
-async def _send_again(admin: Admin, message: StoredMessage) -> dict[str, Any]:
-    if message.compression is not None:
-        raise ConfigError(f"{message.message_id} is compressed by {message.compression}")
-    queues = await admin.queues(message.topic, writing=True)
-    own = [
-        q for q in queues if (q.broker_name, q.queue_id) == (message.broker_name, message.queue_id)
-    ]
-    properties = {n: v for n, v in message.properties.items() if n not in _STORE_PROPERTIES}
-    return await send_one(admin, message.topic, (own or queues)[0], message.body, properties)
 
 
 async def _query_key(admin: Admin, options: Options, printer: Printer) -> int:

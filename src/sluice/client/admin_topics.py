@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sluice.client.admin import DEAD_PREFIX, ORDER_NAMESPACE, Admin, addresses_of
 from sluice.client.admin_flags import (
     BROKER_FLAGS,
     BROKER_OR_CLUSTER,
@@ -13,17 +12,18 @@ from sluice.client.admin_flags import (
     Flag,
     Options,
     at_least,
-    each,
     result_rows,
     result_text,
     settle,
     text,
     topic_flag,
+    tried,
     yes_no,
 )
-from sluice.client.group_checks import RETRY_PREFIX, allocate, consumer_queues
+from sluice.client.administration.admin import Admin
+from sluice.client.group_checks import allocate, consumer_queues
 from sluice.client.printing import Printer, Table, time_text
-from sluice.errors import ConfigError, SluiceError
+from sluice.errors import ConfigError
 from sluice.protocol.json_members import queue_object
 from sluice.protocol.remoting_bodies import Route, TopicConfig
 
@@ -36,13 +36,6 @@ def perm_text(perm: int) -> str:
     """A permission for people: RW (6)."""
     letters = ("R" if perm & 4 else "") + ("W" if perm & 2 else "")
     return f"{letters or 'none'} ({perm})"
-
-
-async def addresses_for(admin: Admin, options: Options) -> list[str]:
-    """The broker that was named, or the masters of the cluster that was named."""
-    if options.brokerAddr is not None:
-        return [options.brokerAddr]
-    return await admin.masters(options.clusterName)
 
 
 def _settings_table(topic: TopicConfig, outcomes: dict[str, str]) -> Table:
@@ -74,110 +67,71 @@ async def _update_topic(admin: Admin, options: Options, printer: Printer) -> int
         sys_flag=sys_flag,
         order=options.order,
     )
-    addresses = await addresses_for(admin, options)
-    outcomes = await each(
-        addresses, lambda address: admin.update_topic(address, topic, options.attributes or "")
+    done = await tried(
+        admin.create_topic(
+            topic,
+            attributes=options.attributes or "",
+            broker=options.brokerAddr,
+            cluster=options.clusterName,
+        )
     )
     document: dict[str, Any] = {
         "topicConfig": topic.members(),
         "attributes": options.attributes or "",
-        "brokers": result_rows(outcomes),
+        "brokers": result_rows(done.brokers),
     }
-    blocks: list[Table | str] = [_settings_table(topic, outcomes)]
-    if options.order:
-        done = {address for address, error in outcomes.items() if not error}
-        document["orderConf"] = await _set_order(admin, options, done)
-        blocks.append(f"ordered: {document['orderConf']}")
+    blocks: list[Table | str] = [_settings_table(topic, done.brokers)]
+    if done.order_config is not None:
+        document["orderConf"] = done.order_config
+        blocks.append(f"ordered: {done.order_config}")
     printer.show(document, *blocks)
-    return settle(outcomes)
-
-
-async def _set_order(admin: Admin, options: Options, addresses: set[str]) -> str:
-    """Tell the nameservers which queues an ordered topic has, as clients look it up there."""
-    names = [b.name for b in await admin.brokers() if b.addresses.get(0) in addresses]
-    known: dict[str, str] = {}
-    if options.clusterName is None:
-        old = await admin.value(ORDER_NAMESPACE, options.topic) or ""
-        known = {part.partition(":")[0]: part for part in old.split(";") if part}
-    known |= {name: f"{name}:{options.writeQueueNums}" for name in names}
-    value = ";".join(known.values())
-    for nameserver in admin.nameservers:
-        await admin.put_value(nameserver, ORDER_NAMESPACE, options.topic, value)
-    return value
+    return settle(done.brokers)
 
 
 async def _delete_topic(admin: Admin, options: Options, printer: Printer) -> int:
-    document, table, outcomes = await delete_topic(admin, options.topic, options.clusterName)
-    printer.show(document, table)
-    return settle(*outcomes)
-
-
-async def delete_topic(
-    admin: Admin, topic: str, cluster: str
-) -> tuple[dict[str, Any], Table, list[dict[str, str]]]:
-    """Delete a topic from the brokers of a cluster first, then its routes."""
-    brokers = await each(
-        await admin.masters(cluster), lambda address: admin.delete_topic(address, topic)
-    )
-    nameservers = await each(
-        admin.nameservers, lambda address: admin.delete_route(address, topic, cluster)
-    )
+    done = await tried(admin.delete_topic(options.topic, cluster=options.clusterName))
     document = {
-        "topic": topic,
-        "clusterName": cluster,
-        "brokers": result_rows(brokers),
-        "nameServers": result_rows(nameservers, "namesrvAddr"),
+        "topic": done.topic,
+        "clusterName": done.cluster,
+        "brokers": result_rows(done.brokers),
+        "nameServers": result_rows(done.nameservers, "namesrvAddr"),
     }
-    rows = [(topic, "broker", address, result_text(error)) for address, error in brokers.items()]
-    rows += ((topic, "nameserver", a, result_text(error)) for a, error in nameservers.items())
-    return (
-        document,
-        Table(("Topic", "Deleted From", "Address", "Result"), rows),
-        [
-            brokers,
-            nameservers,
-        ],
-    )
+    places = (("broker", done.brokers), ("nameserver", done.nameservers))
+    rows = [
+        (done.topic, kind, address, result_text(error))
+        for kind, outcomes in places
+        for address, error in outcomes.items()
+    ]
+    printer.show(document, Table(("Topic", "Deleted From", "Address", "Result"), rows))
+    return settle(done.brokers, done.nameservers)
 
 
 async def _update_perm(admin: Admin, options: Options, printer: Printer) -> int:
-    before: dict[str, int] = {}
-
-    async def change(address: str) -> None:
-        # Only the permission changes: the rest is what this broker has now.
-        topic = await admin.topic_config(address, options.topic)
-        before[address] = topic.perm
-        changed = TopicConfig(
-            topic.name,
-            topic.read_queue_count,
-            topic.write_queue_count,
-            options.perm,
-            topic.filter_type,
-            topic.sys_flag,
-            topic.order,
+    done = await tried(
+        admin.set_topic_permission(
+            options.topic, options.perm, broker=options.brokerAddr, cluster=options.clusterName
         )
-        await admin.update_topic(address, changed)
-
-    outcomes = await each(await addresses_for(admin, options), change)
+    )
     rows = [
         (
-            options.topic,
+            done.topic,
             address,
-            perm_text(before[address]) if address in before else "",
-            perm_text(options.perm),
+            perm_text(done.before[address]) if address in done.before else "",
+            perm_text(done.permission),
             result_text(error),
         )
-        for address, error in outcomes.items()
+        for address, error in done.brokers.items()
     ]
     document = {
-        "topic": options.topic,
-        "perm": options.perm,
+        "topic": done.topic,
+        "perm": done.permission,
         "brokers": [
-            {**row, "oldPerm": before.get(row["brokerAddr"])} for row in result_rows(outcomes)
+            {**row, "oldPerm": done.before.get(row["brokerAddr"])}
+            for row in result_rows(done.brokers)
         ],
     }
     printer.show(document, Table(("Topic", "Broker", "Before", "Now", "Result"), rows))
-    return settle(outcomes)
+    return settle(done.brokers)
 
 
 # ------------------------------------------------------------------------------------------ looking
@@ -217,25 +171,17 @@ async def _topic_route(admin: Admin, options: Options, printer: Printer) -> int:
 
 
 async def _topic_list(admin: Admin, options: Options, printer: Printer) -> int:
-    topics = await admin.topics()
     if not options.clusterModel:
+        topics = await admin.topics()
         printer.show({"topicList": topics}, *topics)
         return DONE
-    listed = []
-    rows: list[tuple[object, ...]] = []
-    for topic in topics:
-        if topic.startswith((RETRY_PREFIX, DEAD_PREFIX)):
-            continue
-        clusters: list[str] = []
-        groups: list[str] = []
-        try:
-            route = await admin.route(topic)
-            clusters = sorted({broker.cluster for broker in route.brokers})
-            groups = await admin.groups_of_topic(topic)
-        except SluiceError:
-            pass  # topics of the nameserver's own have neither
-        listed.append({"clusters": clusters, "topic": topic, "groupList": groups})
-        rows += ((", ".join(clusters), topic, group) for group in groups or [""])
+    found = await admin.topic_readers()
+    listed = [
+        {"clusters": one.clusters, "topic": one.topic, "groupList": one.groups} for one in found
+    ]
+    rows = [
+        (", ".join(one.clusters), one.topic, group) for one in found for group in one.groups or [""]
+    ]
     printer.show({"topics": listed}, Table(("Cluster", "Topic", "Consumer Group"), rows))
     return DONE
 
@@ -294,54 +240,24 @@ async def _allocate(admin: Admin, options: Options, printer: Printer) -> int:
 
 
 async def _stats_all(admin: Admin, options: Options, printer: Printer) -> int:
-    rows: list[dict[str, Any]] = []
-    topics = await admin.topics() if options.topic is None else [options.topic]
-    for topic in topics:
-        if topic.startswith((RETRY_PREFIX, DEAD_PREFIX)):
-            continue
-        try:
-            found = await _stats_of(admin, topic)
-        except SluiceError:
-            if options.topic is not None:
-                raise
-            continue  # topics of the nameserver's own have no route
-        if options.activeTopic:
-            found = [row for row in found if row["inMsg24Hour"] or row["outMsg24Hour"]]
-        rows += found
+    found = await admin.topic_activity(options.topic)
+    if options.activeTopic:
+        found = [one for one in found if one.in_day or one.out_day]
+    rows = [
+        {
+            "topic": one.topic,
+            "consumerGroup": one.group,
+            "accumulation": one.behind,
+            "inTPS": one.in_tps,
+            "outTPS": one.out_tps,
+            "inMsg24Hour": one.in_day,
+            "outMsg24Hour": one.out_day,
+        }
+        for one in found
+    ]
     names = ("Topic", "Consumer Group", "Behind", "In/s", "Out/s", "In 24 h", "Out 24 h")
     printer.show({"stats": rows}, Table(names, [tuple(row.values()) for row in rows]))
     return DONE
-
-
-async def _stats_of(admin: Admin, topic: str) -> list[dict[str, Any]]:
-    """What came in and went out of a topic, a row for each group that reads it."""
-    addresses = addresses_of((await admin.route(topic)).brokers)
-    in_tps, in_day = await _sum(admin, addresses, "TOPIC_PUT_NUMS", topic)
-    rows = []
-    for group in await admin.groups_of_topic(topic) or [""]:
-        out_tps, out_day = None, None
-        behind = 0
-        if group:
-            out_tps, out_day = await _sum(admin, addresses, "GROUP_GET_NUMS", f"{topic}@{group}")
-            behind = max(0, (await admin.consume_stats(group, topic)).behind)
-        rows.append(
-            {
-                "topic": topic,
-                "consumerGroup": group,
-                "accumulation": behind,
-                "inTPS": in_tps,
-                "outTPS": out_tps,
-                "inMsg24Hour": in_day,
-                "outMsg24Hour": out_day,
-            }
-        )
-    return rows
-
-
-async def _sum(admin: Admin, addresses: list[str], name: str, key: str) -> tuple[float, int]:
-    found = [await admin.stats(address, name, key) for address in addresses]
-    counted = [stats for stats in found if stats is not None]
-    return sum((one.minute.tps for one in counted), 0.0), sum(one.day_total for one in counted)
 
 
 COMMANDS: Final = (

@@ -13,7 +13,15 @@ import time
 from collections.abc import Mapping
 from typing import Final, NamedTuple, Self
 
-from sluice.errors import LinkLost, NotFound, SluiceError, TopicMissing
+from sluice.client.core.signing import Credentials, make_credentials
+from sluice.errors import (
+    BrokerRefused,
+    ClientClosed,
+    NoNameserver,
+    NotFound,
+    SluiceError,
+    TopicMissing,
+)
 from sluice.link import RemotingLink
 from sluice.protocol import records
 from sluice.protocol.remoting import RemotingCommand
@@ -22,6 +30,7 @@ from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.protocol.remoting_codes import ResponseCode as Response
 from sluice.tls import client_tls
 
+Refused = BrokerRefused  # the other side answered with an error; its own words
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 PRODUCER_GROUP: Final = "SLUICE_TOOLS"
 DEFAULT_NAMESERVER: Final = "127.0.0.1:9876"
@@ -51,14 +60,6 @@ class SendResult(NamedTuple):
     broker_name: str
     queue_id: int
     queue_offset: int
-
-
-class Refused(SluiceError):
-    """The other side answered with an error; its own words."""
-
-    def __init__(self, code: int, remark: str | None, what: str) -> None:
-        super().__init__(f"{what}: {remark or 'no reason given'} (code {code})")
-        self.code = code
 
 
 def nameserver_address(given: str | None) -> str:
@@ -97,12 +98,26 @@ def tls_of(arguments: argparse.Namespace | None = None) -> ssl.SSLContext | None
     )
 
 
+def credentials_of() -> Credentials | None:
+    """Who the command line is to brokers with access control; no secret stands in a command."""
+    environ = os.environ
+    return make_credentials(
+        environ.get("SLUICE_CLIENT_ACCESS_KEY", ""), environ.get("SLUICE_CLIENT_SECRET_KEY", "")
+    )
+
+
 class SimpleClient:
     """Connections to a nameserver and to the brokers it names."""
 
-    def __init__(self, nameservers: str, tls: ssl.SSLContext | None = None) -> None:
-        """`tls`: as flags want it; without it, as the environment does."""
+    def __init__(
+        self,
+        nameservers: str,
+        tls: ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        """`tls`: as flags want it; without it, as the environment does. So with `credentials`."""
         self._tls = tls if tls is not None else tls_of()
+        self._credentials = credentials if credentials is not None else credentials_of()
         self._nameservers = [part.strip() for part in nameservers.split(";") if part.strip()]
         self._links: dict[str, RemotingLink] = {}
 
@@ -110,6 +125,10 @@ class SimpleClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
         for link in self._links.values():
             await link.close()
 
@@ -124,7 +143,8 @@ class SimpleClient:
         """One request to one address."""
         link = self._links.get(address)
         if link is None or not link.is_open:
-            link = self._links[address] = await RemotingLink.open(address, tls=self._tls)
+            sign = self._credentials.sign if self._credentials is not None else None
+            link = self._links[address] = await RemotingLink.open(address, tls=self._tls, sign=sign)
         return await link.request(code, ext, body, timeout_seconds)
 
     async def ask_nameserver(
@@ -135,9 +155,11 @@ class SimpleClient:
         for address in self._nameservers:
             try:
                 return await self.ask(address, code, ext, body)
+            except ClientClosed:
+                raise
             except SluiceError as error:
                 failure = error
-        raise LinkLost(
+        raise NoNameserver(
             f"no nameserver answers ({failure}); start one with `sluice serve`, or name it with "
             "-n host:port or NAMESRV_ADDR"
         )

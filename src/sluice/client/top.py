@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 import uvloop
 
-from sluice.client.admin import Admin
+from sluice.client.administration.admin import Admin
 from sluice.client.simple import add_tls_flags, nameserver_address, tls_of
 from sluice.client.top_data import View, Watcher
 from sluice.client.top_text import HELP, ORDERS, Line, layout, next_order, to_json
@@ -88,7 +88,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 async def _print(arguments: argparse.Namespace) -> int:
     nameserver = nameserver_address(arguments.nameserver)
-    async with Admin(nameserver, arguments.context) as admin:
+    async with Admin(nameserver, tls=arguments.context) as admin:
         watcher = Watcher(admin, all_topics=arguments.all)
         while True:
             view = await (watcher.look() if arguments.once else watcher.look_on())
@@ -154,7 +154,7 @@ class Screen:
                 loop.remove_signal_handler(number)
 
     async def _look(self) -> None:
-        async with Admin(self._nameserver, self._tls) as admin:
+        async with Admin(self._nameserver, tls=self._tls) as admin:
             watcher = Watcher(admin, all_topics=self._all_topics)
             while True:
                 view = await watcher.look_on()

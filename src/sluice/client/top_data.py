@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from sluice.client.admin import Admin
+from sluice.client.admin import AdminRequests
 from sluice.errors import LinkError, NotFound, SluiceError
 from sluice.protocol import remoting_bodies
 from sluice.protocol.json_members import (
@@ -100,7 +100,7 @@ class Watcher:
 
     def __init__(
         self,
-        admin: Admin,
+        admin: AdminRequests,
         *,
         all_topics: bool = False,
         clock: Callable[[], float] = time.monotonic,

@@ -55,8 +55,9 @@ def sluice(*arguments: str) -> Done:
 class Site:
     """A small cluster; `admin` runs a command against it."""
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, nameserver: Mapping[str, Any] | None = None, **changes: Any) -> None:
         self._changes = changes
+        self._nameserver_changes = nameserver or {}
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._links: list[RemotingLink] = []
@@ -68,7 +69,8 @@ class Site:
         self.call(self._start())
 
     async def _start(self) -> None:
-        self.nameserver = Nameserver(NameserverConfig(listen_port=0), files=MemoryFiles())
+        nameserver = NameserverConfig(listen_port=0, **self._nameserver_changes)
+        self.nameserver = Nameserver(nameserver, files=MemoryFiles())
         await self.nameserver.start()
         addresses = (self.nameserver.address,)
         config = broker_config(nameserver_addresses=addresses, **self._changes)

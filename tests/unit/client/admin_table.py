@@ -39,6 +39,7 @@ example:
 | Exit code 2 | it could not be done: a wrong command line, nobody answers |
 | Errors | one line on standard error; standard output has what was done before |
 | TLS | `--tls` and its relatives, as for `sluice send` |
+| Access control | `SLUICE_CLIENT_ACCESS_KEY` and `SLUICE_CLIENT_SECRET_KEY`: requests are signed |
 
 """
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from sluice.aio import Admin
 from sluice.client import admin_brokers
-from sluice.client.admin import Admin
 from sluice.errors import LinkLost
 from sluice.net import Connection
 from sluice.protocol.remoting import RemotingCommand

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from sluice.client import admin_dead_letters
+from sluice.client.administration import business
 from sluice.model import Message
 from sluice.protocol import records
 from tests.unit.client.admin_kit import CLUSTER, Site, cluster
@@ -87,8 +87,8 @@ def test_letters_go_to_their_topic(site: Site) -> None:
 def test_many_letters_go_page_by_page(site: Site) -> None:
     kill(site, 7)
     with (
-        mock.patch.object(admin_dead_letters, "_PAGE", 2),
-        mock.patch.object(admin_dead_letters, "_CHUNK", 1),
+        mock.patch.object(business, "_PAGE", 2),
+        mock.patch.object(business, "_CHUNK", 1),
     ):
         document = site.json("resendDeadLetters", "-g", "billing", "--all")
     assert document["counts"] == {"resent": 7}

@@ -7,8 +7,8 @@ import shlex
 
 import pytest
 
+from sluice.aio import Admin
 from sluice.client import admin_flags
-from sluice.client.admin import Admin
 from sluice.client.admin_flags import COMMON, Command, Flag, Options, read_options
 from sluice.client.admin_main import COMMANDS, GROUPS
 from sluice.client.printing import Printer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -181,10 +182,66 @@ def test_a_blocking_call_on_the_loop_is_refused(site: Site) -> None:
             asyncio.run_coroutine_threadsafe(wrong(), loop_thread().loop).result(60)
 
 
-def test_after_a_fork_the_error_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_iteration_that_ends_early_loses_nothing(site: Site) -> None:
     with Producer(site.nameserver.address) as producer:
-        with monkeypatch.context() as patch:
-            patch.setattr("os.getpid", lambda: -1)
-            with pytest.raises(ClientClosed, match="fork"):
+        producer.send_batch([Message("Early", f"{number}") for number in range(8)])
+    seen: list[str] = []
+    options = {"group": "early", "topics": "Early", "start_at": "first"}
+    for handled in (1, 3):  # messages that one process gets through
+        with PullConsumer(site.nameserver.address, **options) as consumer:
+            for message in consumer:
+                seen.append(message.body.decode())
+                handled -= 1
+                if not handled:
+                    break
+    with PullConsumer(site.nameserver.address, **options) as consumer:
+        for message in consumer:
+            seen.append(message.body.decode())
+            break
+        for message in consumer:  # goes on where the other iteration stopped
+            seen.append(message.body.decode())
+            break
+        rest: list[str] = []
+        while len(rest) < 2:
+            rest += [message.body.decode() for message in consumer.poll(count=1)]
+        consumer.commit()
+        (queue,) = [each for each in consumer.assignment() if consumer.position(each)]
+        assert consumer.committed(queue) == 8
+    assert seen + rest == [str(number) for number in range(8)]
+
+
+def test_who_leaves_with_an_error_has_not_handled_the_last_message(site: Site) -> None:
+    with Producer(site.nameserver.address) as producer:
+        producer.send_batch([Message("Raised", f"{number}") for number in range(3)])
+    options = {"group": "raised", "topics": "Raised", "start_at": "first"}
+    seen: list[bytes] = []
+
+    def read() -> None:
+        with PullConsumer(site.nameserver.address, **options) as consumer:
+            for message in consumer:
+                seen.append(message.body)
+                if message.body == b"1":
+                    raise ValueError("bad")
+
+    with pytest.raises(ValueError, match="bad"):
+        read()
+    with PullConsumer(site.nameserver.address, **options) as consumer:
+        for message in consumer:
+            seen.append(message.body)
+            break
+    assert seen == [b"0", b"1", b"1"]
+
+
+def test_after_a_fork_the_error_says_so(site: Site) -> None:
+    with Producer(site.nameserver.address) as producer:
+        producer.send(Message("Fork", "x"))
+        child = os.fork()
+        if not child:
+            try:
                 producer.send(Message("Fork", "x"))
+            except ClientClosed as error:
+                os._exit(0 if "fork" in str(error) else 2)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         producer.send(Message("Fork", "x"))

@@ -7,11 +7,16 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from sluice.aio import Observer, Producer, PullConsumer, PushConsumer
 from sluice.client.core.messages import Message, ReceivedMessage
+from sluice.errors import ClientClosed, HandlerFailed, HandlerHung
+from sluice.net import Connection
+from sluice.protocol.remoting import RemotingCommand
+from sluice.protocol.remoting_codes import RequestCode as Request
 from tests.unit.broker.broker_kit import broker_config
 from tests.unit.client.admin_kit import Site
 from tests.unit.client.client_kit import Seen, send
@@ -282,6 +287,58 @@ def test_a_slow_handler_bounds_what_is_in_memory(site: Site) -> None:
     run_once(work())
 
 
+def test_slow_handlers_cause_no_redelivery(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow they are and however often queues are divided anew: each message comes once.
+
+    When a member joins, only what was with handlers of the queues that move may come twice, never
+    what waited in memory.
+    """
+    given_back: list[RemotingCommand] = []
+    plain = site.broker.api.handlers[Request.CONSUMER_SEND_MSG_BACK]
+
+    def send_back(connection: Connection, command: RemotingCommand) -> None:
+        given_back.append(command)
+        plain(connection, command)
+
+    monkeypatch.setitem(site.broker.api.handlers, Request.CONSUMER_SEND_MSG_BACK, send_back)
+    handled: Counter[str] = Counter()
+
+    async def handle(message: ReceivedMessage) -> None:
+        await asyncio.sleep(0.02)
+        handled[message.body.decode()] += 1
+
+    def member(**options: Any) -> PushConsumer:
+        return PushConsumer(
+            site.nameserver.address,
+            group="storm",
+            topics="Storm",
+            start_at="first",
+            handler=handle,
+            concurrency=4,
+            rebalance_ms=50,
+            commit_ms=50,
+            heartbeat_ms=200,
+            **options,
+        )
+
+    async def work() -> None:
+        async with Producer(site.nameserver.address) as producer:
+            for queue in await producer.queues("Storm"):
+                batch = [Message("Storm", f"{queue.queue_id}-{i}") for i in range(75)]
+                await producer.send_batch(batch, queue=queue)
+        async with member() as first:
+            await until(lambda: len(handled) >= 60)
+            assert handled.total() == len(handled)
+            async with member() as second:
+                await until(lambda: second.lanes and len(first.lanes) <= 3)
+                moved = len(second.lanes)
+                await until(lambda: len(handled) == 300)
+        assert handled.total() - len(handled) <= 4 * moved + 4
+        assert given_back == []
+
+    run_once(work())
+
+
 @pytest.mark.parametrize("kind", ["coroutine", "thread"])
 def test_in_order_and_a_failed_one_first_again(site: Site, kind: str) -> None:
     async def work() -> None:
@@ -378,6 +435,81 @@ def test_pausing(site: Site) -> None:
             await until(lambda: seen.bodies == ["one", "two"])
 
     run_once(work())
+
+
+class Verdicts(Observer):
+    """What observers are told of handlers: the error, and what was raised."""
+
+    def __init__(self) -> None:
+        self.errors: list[BaseException | None] = []
+        self.begun = 0
+
+    def consuming(self, group: str, messages: list[ReceivedMessage]) -> object:
+        self.begun += 1
+        return None
+
+    def consumed(
+        self,
+        group: str,
+        messages: list[ReceivedMessage],
+        context: object,
+        error: BaseException | None,
+        took_ms: float,
+    ) -> None:
+        self.errors.append(error)
+
+
+@pytest.mark.parametrize("kind", ["plain", "soon"])
+@pytest.mark.parametrize("orderly", [False, True])
+def test_observers_learn_what_became_of_a_handler(site: Site, kind: str, orderly: bool) -> None:
+    """One that raised, one that hung, one that was left behind: none is begun and never ended."""
+    release = threading.Event()
+
+    def plain(message: ReceivedMessage) -> None:
+        if message.body == b"raise":
+            raise ValueError("as the test wants it")
+        release.wait(60)
+
+    async def soon(message: ReceivedMessage) -> None:
+        if message.body == b"raise":
+            raise ValueError("as the test wants it")
+        await asyncio.sleep(60)
+
+    async def outcome(topic: str, body: str, **options: Any) -> list[BaseException | None]:
+        await send(site, topic, body)
+        verdicts = Verdicts()
+        handler = plain if kind == "plain" else soon
+        async with PushConsumer(
+            site.nameserver.address,
+            group=f"v-{topic}",
+            topics=topic,
+            start_at="first",
+            handler=handler,
+            orderly=orderly,
+            observers=[verdicts],
+            close_ms=200,
+            suspend_ms=60_000,
+            **options,
+        ):
+            await until(lambda: verdicts.errors or (verdicts.begun and "close" in topic))
+        assert len(verdicts.errors) == verdicts.begun
+        return verdicts.errors[:1]
+
+    async def work() -> None:
+        name = f"{kind}-{orderly}"
+        (raised,) = await outcome(f"raise-{name}", "raise")
+        assert isinstance(raised, HandlerFailed)
+        assert isinstance(raised.__cause__, ValueError)
+        (hung,) = await outcome(f"hang-{name}", "hang", consume_ms=100)
+        assert isinstance(hung, HandlerHung)
+        assert "consume_ms" in str(hung)
+        (left,) = await outcome(f"close-{name}", "hang")
+        assert isinstance(left, ClientClosed)
+
+    try:
+        run_once(work())
+    finally:
+        release.set()
 
 
 def test_observers_see_handlers(site: Site) -> None:

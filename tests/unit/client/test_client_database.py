@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine, insert, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sluice import DatabaseProducer, Message, PullConsumer
 from sluice.errors import ConfigError
@@ -113,31 +116,90 @@ def test_wrong_settings() -> None:
         DatabaseProducer("h:1", connect=dict, paramstyle="pyformat")
 
 
-class FakeSession:
-    """What SQLAlchemy's session looks like from here."""
-
-    def __init__(self, inner: sqlite3.Connection) -> None:
-        self._inner = inner
-        self.returns_rows = False
-
-    def connection(self) -> Any:
-        return self
-
-    def exec_driver_sql(self, statement: str, values: tuple[object, ...]) -> Any:
-        self._inner.execute(statement, values)
-        return self
-
-    def commit(self) -> None:
-        self._inner.commit()
-
-    def rollback(self) -> None:
-        self._inner.rollback()
+# ----------------------------------------------------------------------------------- SQLAlchemy
 
 
-def test_sessions_of_sqlalchemy(site: Site, tmp_path: Path) -> None:
-    shop = Shop(site, tmp_path)
-    with shop.producer as producer, contextlib.closing(shop.connect()) as connection:
-        with producer.message(FakeSession(connection), Message("Session", "one")):
-            connection.execute("INSERT INTO orders VALUES ('one')")
-        assert shop.orders() == ["one"]
-        assert received(site, "Session", 1) == [b"one"]
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    name: Mapped[str] = mapped_column(primary_key=True)
+
+
+class Alchemist:
+    """A shop whose database is SQLAlchemy's: questions are answered over its connections too."""
+
+    def __init__(self, site: Site, path: Path, **options: Any) -> None:
+        self.engine = create_engine(f"sqlite:///{path / 'shop.db'}")
+        Base.metadata.create_all(self.engine)
+        self.producer = DatabaseProducer(
+            site.nameserver.address, connect=self.engine.connect, group="alchemist", **options
+        )
+        self.producer.create_table()
+
+    def orders(self) -> list[str]:
+        with Session(self.engine) as session:
+            return sorted(session.scalars(select(Order.name)))
+
+
+@pytest.fixture
+def alchemist(site: Site, tmp_path: Path) -> Iterator[Alchemist]:
+    shop = Alchemist(site, tmp_path, heartbeat_ms=200)
+    with shop.producer:
+        yield shop
+    shop.engine.dispose()
+
+
+def test_a_session_and_a_message(site: Site, alchemist: Alchemist) -> None:
+    producer = alchemist.producer
+    with Session(alchemist.engine) as session:
+        with producer.message(session, Message("Session", "one")):
+            session.add(Order(name="one"))
+
+        def fail() -> None:
+            with producer.message(session, Message("Session", "two")):
+                session.add(Order(name="two"))
+                session.flush()
+                raise ValueError("no money")
+
+        with pytest.raises(ValueError, match="no money"):
+            fail()
+        with producer.message(session, Message("Session", "three")):
+            session.add(Order(name="three"))
+    assert alchemist.orders() == ["one", "three"]
+    assert sorted(received(site, "Session", 2)) == [b"one", b"three"]
+
+
+def test_a_connection_and_a_message(site: Site, alchemist: Alchemist) -> None:
+    with alchemist.engine.connect() as connection:
+        with alchemist.producer.message(connection, Message("Connection", "one")):
+            connection.execute(insert(Order).values(name="one"))
+
+        def twice() -> None:
+            with alchemist.producer.message(connection, Message("Connection", "two")):
+                connection.execute(insert(Order).values(name="one"))
+
+        with pytest.raises(IntegrityError):
+            twice()
+    assert alchemist.orders() == ["one"]
+    assert received(site, "Connection", 1) == [b"one"]
+    alchemist.producer.prune(0)
+
+
+def test_a_crash_is_settled_over_the_engine(
+    site: Site, alchemist: Alchemist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(self: object) -> None:
+        raise KeyboardInterrupt
+
+    with Session(alchemist.engine) as session, monkeypatch.context() as patch:
+        patch.setattr("sluice.client.sync.producers.Transaction.commit", crash)
+        with (
+            pytest.raises(KeyboardInterrupt),
+            alchemist.producer.message(session, Message("Settled", "kept")),
+        ):
+            session.add(Order(name="kept"))
+    assert alchemist.orders() == ["kept"]
+    assert received(site, "Settled", 1) == [b"kept"]

@@ -250,6 +250,30 @@ def test_what_was_not_handled_comes_again(site: Site) -> None:
     run_once(work())
 
 
+def test_an_iteration_that_ends_early_handles_what_it_saw(site: Site) -> None:
+    async def work() -> None:
+        async with Producer(site.nameserver.address) as producer:
+            await producer.send_batch([Message("Broken-off", f"{i}") for i in range(6)])
+        options: dict[str, Any] = {"group": "off", "topics": "Broken-off", "start_at": "first"}
+        seen: list[bytes] = []
+        for count in (1, 2):
+            async with PullConsumer(site.nameserver.address, **options) as consumer:
+                async for message in consumer:
+                    seen.append(message.body)
+                    count -= 1
+                    if not count:
+                        break
+        async with PullConsumer(site.nameserver.address, **options) as consumer:
+            async for message in consumer:
+                seen.append(message.body)
+                break
+            while len(seen) < 6:  # what the iteration has left comes first
+                seen += [message.body for message in await consumer.poll(count=1)]
+        assert seen == [b"%d" % number for number in range(6)]
+
+    run_once(work())
+
+
 def test_seeking_pausing_and_assigning(site: Site) -> None:
     site.ok(*("updateTopic", "-b", site.broker.address, "-t", "Moved", "-r", "4", "-w", "4"))
 

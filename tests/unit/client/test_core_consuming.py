@@ -125,6 +125,19 @@ def test_a_slow_handler_gets_one_message_at_a_time() -> None:
     assert size.count > 50
 
 
+def test_what_waits_is_shared_among_those_who_are_free() -> None:
+    size = PortionSize()
+    assert size.share(32, 19) == 1  # nothing is known of the handler yet
+    size.took(0.000_100, 1)
+    assert size.share(32, 19) == 2
+    assert size.share(400, 1) == size.count
+    for _ in range(60):
+        size.took(0.000_005, 1)
+    assert size.share(32, 19) == 16  # too quick to be worth more workers
+    size.took(1.0, 1)
+    assert size.share(32, 19) == 1
+
+
 def test_subscriptions() -> None:
     assert make_subscription("t", "*", 1).tags == ()
     assert make_subscription("t", "", 1).expression == "*"

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 import pytest
 
+from sluice.client.core.ids import BatchKeys, UniqueKeys
 from sluice.client.core.messages import (
     COMPRESSED_ZLIB,
     Message,
     SendResult,
     SendStatus,
-    UniqueKeys,
     read_pulled,
 )
 from sluice.errors import MessageInvalid, ProtocolError
@@ -23,7 +23,7 @@ from sluice.protocol.client_frames import (
     SendTemplate,
     SentFields,
     answer_mark,
-    batch_parts,
+    keyed_batch,
 )
 from sluice.protocol.json_members import MessageQueue
 from sluice.protocol.message_batches import join_batch, split_batch
@@ -93,7 +93,8 @@ def test_times() -> None:
         ({"tags": 5}, "tags must be a text"),
         ({"tags": "a\x01"}, "0x01"),
         ({"properties": {"KEYS": "x"}}, "RocketMQ's own"),
-        ({"properties": {"": "x"}}, "without a name"),
+        ({"properties": {"": "x"}}, "must not be empty"),
+        ({"properties": {"colour": ""}}, "'colour': name and value must not be empty"),
         ({"properties": {"n": 5}}, "property n must be a text"),
         ({"delay_level": 19}, "1 to 18"),
         ({"delay_level": 1, "delay_seconds": 2}, "give one of"),
@@ -137,14 +138,43 @@ def test_a_template_writes_what_the_codec_reads(body: bytes) -> None:
 
 def test_a_template_of_batches_is_quick_too() -> None:
     template = SendTemplate("group-1", "orders", 3, "broker-a", code=SEND_BATCH)
-    parts = [(0, b"one", b"TAGS\x01A\x02"), (5, b"two", b"")]
-    body = b"".join(piece for part in parts for piece in batch_parts(*part))
-    assert body == join_batch(parts)
+    keys = BatchKeys(bytes(range(10))).take(BORN_MS, 4)
+    tail = b"TAGS\x01A\x02"
+    messages = [(b"one", tail, 0), (b"two", b"", 5), (b"six", tail, 0), (b"seven", tail, 0)]
+    body = keyed_batch(
+        keys.stamp,
+        keys.first,
+        [body for body, _, _ in messages],
+        [tail for _, tail, _ in messages],
+        {1: 5},
+    )
+    assert body == join_batch(
+        (flag, body, f"UNIQ_KEY\x01{keys.at(index)}\x02".encode() + tail)
+        for index, (body, tail, flag) in enumerate(messages)
+    )
     frame = template.frame(1, 0, BORN_MS, b"WAIT\x01true\x02", body)
     quick = remoting_fast.quick_send(frame[4:])
     assert quick is not None
     assert quick[4] == -1
-    assert [bytes(part[1]) for part in split_batch(quick[5])] == [b"one", b"two"]
+    assert [bytes(part[1]) for part in split_batch(quick[5])] == [body for body, _, _ in messages]
+
+
+def test_a_template_serves_messages_of_all_sizes() -> None:
+    template = SendTemplate("group-1", "orders", 3, "broker-a")
+    for number, (flag, properties, body) in enumerate(
+        [(0, b"p", b"x"), (0, b"p", b"y"), (2, b"p", b"y"), (0, b"p", b"y"), (0, b"pp", b"long")]
+    ):
+        command = remoting.decode(template.frame(number, flag, BORN_MS, properties, body)[4:])
+        assert (command.opaque, command.flag, bytes(command.body)) == (number, flag, body)
+        assert command.ext["i"] == properties.decode()
+
+
+def test_ids_of_batches_follow_each_other() -> None:
+    keys = BatchKeys(bytes(range(10)))
+    ranges = [keys.take(BORN_MS, 40_000), keys.take(BORN_MS, 20_000), keys.take(BORN_MS + 1, 9_000)]
+    ids = [each.at(index) for each in ranges for index in range(each.number)]
+    assert len(set(ids)) == 69_000
+    assert all(len(key) == 32 and key == key.upper() for key in ids)
 
 
 def test_answers_are_read_when_they_are_asked_for() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import MISSING
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +17,15 @@ from sluice.client.core.refusals import is_worth_another_try, refusal
 from sluice.client.core.routes import Publishing, read_address, read_queues, write_queues
 from sluice.client.core.sends import Tries, check_size, choose_queue, fixed_queue
 from sluice.client.core.settings import (
+    ClientSettings,
+    ConsumerSettings,
     ProducerSettings,
+    PullSettings,
     PushSettings,
     make_settings,
     split_nameservers,
 )
+from sluice.client.core.subscriptions import make_subscription, wanted_of
 from sluice.client.core.transactions import TransactionState, place_of, state_of
 from sluice.errors import (
     BrokerRefused,
@@ -150,8 +157,19 @@ def test_what_is_tried_again(error: SluiceError, again: bool) -> None:
     assert (tries.pause_ms(error, "a", 2, 1000.0) is not None) is again
     assert tries.pause_ms(error, "b", 2, 1000.0) is None
     verdict = tries.verdict(error, "t")
-    assert (type(verdict) is SendFailed) is again
-    assert again or verdict is error
+    is_final = not again or isinstance(error, NoPermission | TopicMissing)
+    assert (type(verdict) is SendFailed) is not is_final
+    assert not is_final or verdict is error
+
+
+def test_a_refusal_after_a_lost_answer_does_not_hide_that_it_may_be_stored() -> None:
+    tries = Tries(2)
+    assert tries.pause_ms(LinkLost("gone"), "a", 2, 1000.0) is not None
+    refused = refusal(16, "forbidden", "w")
+    assert tries.pause_ms(refused, "b", 2, 1000.0) is None
+    verdict = tries.verdict(refused, "t")
+    assert type(verdict) is SendFailed
+    assert verdict.__cause__ is refused
 
 
 @pytest.mark.parametrize(
@@ -176,11 +194,11 @@ def test_refusals_say_what_to_do(
 
 def test_sizes() -> None:
     message = Message("t", b"x" * 11)
-    check_size(message, b"", 11)
+    check_size(message, 0, 11)
     with pytest.raises(MessageTooLarge, match="message_bytes_max"):
-        check_size(message, b"", 10)
+        check_size(message, 0, 10)
     with pytest.raises(MessageTooLarge, match="32767"):
-        check_size(message, b"p" * 32768, 100)
+        check_size(message, 32768, 100)
 
 
 def test_the_queue_that_a_message_has_to_go_to() -> None:
@@ -226,11 +244,56 @@ def test_nameservers_in_order_of_precedence() -> None:
         ({"group": "g", "start_at": "now"}, "start_at"),
         ({"group": "g", "queue_span_max": 0}, "queue_span_max"),
         ({"group": "g", "close_ms": 0}, "close_ms"),
+        ({}, "a consumer needs the name of its group"),
+        ({"group": 7}, "group: str, not int"),
+        ({"group": "g", "consume_ms": "1000"}, "consume_ms: int, not str"),
+        ({"group": "g", "concurrency": True}, "concurrency: int, not bool"),
+        ({"group": "g", "orderly": 1}, "orderly: bool, not int"),
+        ({"group": "g", "start_timestamp": "today"}, "start_timestamp: int or float or datetime"),
+        ({"group": "g", "secret_key": 12345, "access_key": "k"}, "secret_key: str, not int"),
     ],
 )
 def test_settings_that_cannot_be(options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_settings(PushSettings, "h:1", None, {}, options)
+
+
+@pytest.mark.parametrize(
+    ("title", "kind", "base"),
+    [
+        ("Every client", ClientSettings, None),
+        ("Producers", ProducerSettings, ClientSettings),
+        ("Consumers", ConsumerSettings, ClientSettings),
+        ("Push consumers", PushSettings, ConsumerSettings),
+        ("Pull consumers", PullSettings, ConsumerSettings),
+    ],
+)
+def test_the_page_lists_every_setting_with_its_default(
+    title: str, kind: type[ClientSettings], base: type[ClientSettings] | None
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "client.md").read_text()
+    table = page.partition(f"| {title} | Default |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`.+?`) \| (\S.*?) \|", table, re.MULTILINE)
+    shown = {name: text for names, text in rows for name in re.findall(r"`(\w+)`", names)}
+    own = kind.__dataclass_fields__.keys() - (base.__dataclass_fields__ if base else {}).keys()
+    assert shown.keys() == own - {"nameservers"}
+    for name, text in shown.items():
+        default = kind.__dataclass_fields__[name].default
+        wanted = "needed" if default is MISSING else f"`{default!r}`".replace("'", '"')
+        assert text == wanted, name
+
+
+def test_nameservers_and_topics_of_a_wrong_type() -> None:
+    for wrong in (9876, [9876], {"h:1": 1}.values()):
+        with pytest.raises(ConfigError, match="nameservers: a text as host:port"):
+            split_nameservers(wrong)  # type: ignore[arg-type]
+    assert wanted_of("a") == wanted_of(["a"]) == {"a": "*"}
+    assert wanted_of({"a": ["x", "y"]}) == {"a": ["x", "y"]}
+    assert wanted_of("") == {}
+    with pytest.raises(ConfigError, match="topics: a name, a list of names"):
+        wanted_of(5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="tags as a text or a list, or an Sql"):
+        make_subscription("t", 5, 1)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------- batches, transactions
@@ -240,15 +303,16 @@ def test_batches_are_full_by_size_or_count_and_due_by_time() -> None:
     batches: Accumulator[str] = Accumulator(100, 3, 0.5)
     assert batches.find("t", 0) is None
     batch = batches.begin("t", 0, 10.0, "future")
-    assert batch.add((b"x" * 40,), "U1", 40) == 0
+    assert batch.add(b"x" * 40, b"", 0, 40) == 0
     assert batches.find("t", 0) is batch
     assert batches.find("t", 1) is None
     assert batches.has_room(batch, 60)
     assert not batches.has_room(batch, 61)
     assert not batches.is_full(batch)
-    batch.add((b"y",), "U2", 1)
-    batch.add((b"z",), "U3", 1)
+    batch.add(b"y", b"", 7, 1)
+    batch.add(b"z", b"", 0, 1)
     assert batches.is_full(batch)
+    assert batch.flags == {1: 7}
     assert batches.next_due() == 10.5
     assert batches.due(10.4) == []
     assert batches.due(10.5) == [batch]

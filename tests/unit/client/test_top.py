@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from sluice.client.admin import Admin
+from sluice.aio import Admin
 from sluice.client.top_data import BrokerRow, GroupRow, TopicRow, View, Watcher, read_progress
 from sluice.client.top_text import HELP, ORDERS, layout, next_order, to_json
 from tests.unit.client.admin_kit import Site, cluster, one_line, sluice

@@ -1,7 +1,7 @@
 """This module sends messages together that were sent alone: a batch for each topic, by a timer.
 
 Who sends gets a ticket. All tickets of a batch wait for one future, so that a message costs no
-future of its own.
+future of its own. Ids and bytes are made when the batch leaves, for all of its messages at once.
 """
 
 from __future__ import annotations
@@ -9,24 +9,18 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any
+from typing import Any, Final
 
 from sluice.client.core.batches import Accumulator, OpenBatch
-from sluice.client.core.messages import (
-    COMPRESSED_ZLIB,
-    Message,
-    SendResult,
-    SentBatch,
-    UniqueKeys,
-)
+from sluice.client.core.messages import COMPRESSED_ZLIB, Message, SendResult, SentBatch
 from sluice.client.core.sends import PROPERTIES_BYTES_MAX, check_size
 from sluice.client.core.settings import ProducerSettings
-from sluice.clock import wall_ms
 from sluice.model import Buffer
-from sluice.protocol.client_frames import BATCH_HEAD_BYTES, batch_parts
+from sluice.protocol.client_frames import KEY_BYTES, KEYED_BYTES
 
 Results = asyncio.Future[SentBatch]
-SendBatch = Callable[[str, int, bytes, list[str], Results], None]
+SendBatch = Callable[[str, int, list[Buffer], list[bytes], dict[int, int], Results], None]
+_TAIL_BYTES_MAX: Final = PROPERTIES_BYTES_MAX - KEY_BYTES
 
 
 class Ticket(Awaitable[SendResult]):
@@ -39,8 +33,10 @@ class Ticket(Awaitable[SendResult]):
         self._index = index
 
     def __await__(self) -> Generator[Any, None, SendResult]:
-        sent = yield from self._results.__await__()
-        return sent.result(self._index)
+        results = self._results
+        if not results.done():
+            yield from results
+        return results.result().result(self._index)
 
     @property
     def place(self) -> tuple[Results, int]:
@@ -54,14 +50,12 @@ class Batcher:
     def __init__(
         self,
         settings: ProducerSettings,
-        keys: UniqueKeys,
         send: SendBatch,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._settings = settings
         self._body_bytes_max = settings.message_bytes_max
         self._pack_bytes_min = settings.compress_bytes_min or settings.message_bytes_max + 1
-        self._make_key = keys.make
         self._send = send
         self._loop = loop
         self._batches: Accumulator[Results] = Accumulator(
@@ -73,27 +67,26 @@ class Batcher:
 
     def add(self, message: Message) -> Ticket:
         """Put a message into the batch of its topic."""
-        body, sys_flag = message.body, 0
-        unique = self._make_key(wall_ms())
-        properties = message.wire_properties(unique)
-        if len(body) > self._body_bytes_max or len(properties) > PROPERTIES_BYTES_MAX:
-            check_size(message, properties, self._body_bytes_max)
+        body, sys_flag, tail = message.body, 0, message.wire_tail()
+        if len(body) > self._body_bytes_max or len(tail) > _TAIL_BYTES_MAX:
+            check_size(message, KEY_BYTES + len(tail), self._body_bytes_max)
         if len(body) >= self._pack_bytes_min:
             body, sys_flag = self._packed(body)
-        size_bytes = len(body) + len(properties) + BATCH_HEAD_BYTES
-        batch = self._batches.find(message.topic, sys_flag)
-        if batch is not None and not self._batches.has_room(batch, size_bytes):
-            self._batches.close(batch)
+        size_bytes = len(body) + len(tail) + KEYED_BYTES
+        batches = self._batches
+        batch = batches.find(message.topic, sys_flag)
+        if batch is not None and not batches.has_room(batch, size_bytes):
+            batches.close(batch)
             self._ship(batch)
             batch = None
         if batch is None:
             results: Results = self._loop.create_future()
-            batch = self._batches.begin(message.topic, sys_flag, self._loop.time(), results)
+            batch = batches.begin(message.topic, sys_flag, self._loop.time(), results)
             if self._timer is None:
                 self._timer = self._loop.call_at(batch.due, self._ripe)
-        index = batch.add(batch_parts(message.flag, body, properties), unique, size_bytes)
-        if self._batches.is_full(batch):
-            self._batches.close(batch)
+        index = batch.add(body, tail, message.flag, size_bytes)
+        if batches.is_full(batch):
+            batches.close(batch)
             self._ship(batch)
         return Ticket(batch.outcome, index)
 
@@ -110,8 +103,9 @@ class Batcher:
             self._timer = self._loop.call_at(due, self._ripe)
 
     def _ship(self, batch: OpenBatch[Results]) -> None:
-        body = b"".join(batch.parts)
-        self._send(batch.topic, batch.sys_flag, body, batch.ids, batch.outcome)
+        self._send(
+            *(batch.topic, batch.sys_flag, batch.bodies, batch.tails, batch.flags, batch.outcome)
+        )
 
     def flush(self) -> None:
         """Send everything now."""

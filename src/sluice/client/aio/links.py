@@ -23,12 +23,15 @@ from sluice.protocol.remoting_codes import ResponseCode
 PENDING_MAX: Final = 8192
 _FEW: Final = 4
 UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024
+_CREDIT_BYTES_MAX: Final = 64 * 1024
 
 
 class Pending(Protocol):
     """A send that waits for its answer."""
 
     deadline: float  # by the event loop's clock
+
+    def succeeded(self, frame: Frame, now: float) -> None: ...
 
     def answered(self, code: int, fields: SentFields, remark: str | None) -> None: ...
 
@@ -43,22 +46,28 @@ class ClientLink(RemotingLink):
         self._sends: dict[int, Pending] = {}
         self._queueing: deque[asyncio.Future[None]] = deque()
         self.pending_max = PENDING_MAX
+        self._credit_bytes = 0  # may go out before it is looked at again what is unsent
 
-    @property
-    def has_room(self) -> bool:
+    def has_room(self, body_bytes: int = 0) -> bool:
         """Whether one more send may go out now."""
         connection = self._connection
-        if connection is None or not connection.is_open:
-            return False
         count = len(self._sends)
+        if connection is None or count >= self.pending_max:
+            return False
+        if body_bytes < self._credit_bytes:
+            # What the peer did not take yet is asked for once for many sends.
+            self._credit_bytes -= body_bytes + 1
+            return True
+        if not connection.is_open:
+            return False
+        unsent_bytes = connection.unsent_bytes
+        self._credit_bytes = min(UNSENT_BYTES_MAX - unsent_bytes, _CREDIT_BYTES_MAX)
         # Few sends cannot be many bytes that the peer did not take.
-        return count < _FEW or (
-            count < self.pending_max and connection.unsent_bytes < UNSENT_BYTES_MAX
-        )
+        return count < _FEW or unsent_bytes < UNSENT_BYTES_MAX
 
     async def room(self) -> None:
         """Wait until one more send may go out, or the connection is gone."""
-        while self.is_open and not self.has_room:
+        while self.is_open and not self.has_room():
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._queueing.append(waiter)
             await waiter
@@ -117,6 +126,7 @@ class ClientLink(RemotingLink):
     def received(self, connection: Connection, frames: list[Frame]) -> None:
         sends = self._sends
         others: list[Frame] = []
+        now = self._loop.time()
         for frame in frames:
             mark = answer_mark(frame)
             if mark is None:
@@ -126,7 +136,7 @@ class ClientLink(RemotingLink):
             if pending is None:
                 others.append(frame)
             elif mark[1] == ResponseCode.SUCCESS:
-                pending.answered(0, SentFields(frame), None)
+                pending.succeeded(frame, now)
             else:
                 command = remoting.decode(frame, ANSWER_HEADER_BYTES_MAX)
                 pending.answered(mark[1], SentFields(None, command.ext), command.remark)

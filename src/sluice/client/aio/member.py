@@ -13,10 +13,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any, Final
 
 from sluice.client.aio.offset_file import OffsetFile
-from sluice.client.aio.pulls import Pulled, pull
+from sluice.client.aio.pulls import Asked, Pulled, ask, ask_on, read_answer
 from sluice.client.aio.session import Session, make_client_id
 from sluice.client.core.allocation import Strategy, strategy_of
 from sluice.client.core.messages import RETRY_PREFIX
@@ -168,12 +169,15 @@ class Member:
             if lane.task is not None:
                 lane.task.cancel()
         if self.session.is_open:
-            with contextlib.suppress(SluiceError, TimeoutError):
+            try:
                 async with asyncio.timeout(self.settings.close_ms / 1000):
                     await self.commit_all(answered=True)
                     if self.locks_queues:
                         await self._unlock([lane.queue for lane in self.lanes.values()])
                     await self.session.unregister(consumerGroup=self.group)
+            except (SluiceError, TimeoutError) as error:
+                reason = str(error) or "no answer within close_ms"
+                log_lines.warning("%s: closed without the last commit: %s", self.group, reason)
         for lane in self.lanes.values():
             lane.process.is_dropped = True
         await self.session.close()
@@ -331,28 +335,43 @@ class Member:
 
     async def _pull_lane(self, lane: Lane) -> None:
         """Pull as long as the queue is ours, whatever happens."""
-        while not lane.process.is_dropped:
-            try:
-                await self._pull_once(lane)
-            except Exception:
-                log_lines.exception("%s: reading %s, tried again", self.group, lane.queue)
-                await asyncio.sleep(_AGAIN_SECONDS)
-
-    async def _pull_once(self, lane: Lane) -> None:
-        """One pull, or a wait for what it needs."""
-        process = lane.process
-        if process.is_paused or (self.locks_queues and not self._is_locked(process)):
-            await asyncio.sleep(_PAUSE_SECONDS)
-            return
-        if process.why_full():
-            lane.room.clear()
-            if process.why_full():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_FULL_SECONDS):
-                        await lane.room.wait()
-            return
+        asked: Asked | None = None
         try:
-            found = await pull(self, lane)
+            while not lane.process.is_dropped:
+                try:
+                    asked = await self._pull_once(lane, asked)
+                except Exception:
+                    log_lines.exception("%s: reading %s, tried again", self.group, lane.queue)
+                    await asyncio.sleep(_AGAIN_SECONDS)
+        finally:
+            if asked is not None:
+                asked.forget()
+
+    async def _pull_once(self, lane: Lane, asked: Asked | None) -> Asked | None:
+        """One pull, or a wait for what it needs; the next pull where it is under way already."""
+        process = lane.process
+        if asked is not None and asked.process is not process:
+            asked.forget()  # the queue was sent elsewhere meanwhile
+            asked = None
+        if asked is None and not await self._may_pull(lane):
+            return None
+        try:
+            if asked is None:
+                asked = await ask(self, lane)
+            found = read_answer(self, lane, await asked.answer)
+            if process is not lane.process or (self.locks_queues and not self._is_locked(process)):
+                following = None
+            else:
+                following = ask_on(self, lane, found)
+            try:
+                if following is not None:
+                    await asyncio.sleep(0)  # it goes out before the messages are taken apart
+                self._take_in(lane, process, found)
+            except BaseException:
+                if following is not None:
+                    following.forget()
+                raise
+            return following
         except ProtocolError as error:
             log_lines.error("%s: %s cannot be read: %s", self.group, lane.queue, error)
             await asyncio.sleep(_AGAIN_SECONDS * 5)
@@ -363,8 +382,22 @@ class Member:
                 await self._look_again(lane.queue.topic)
             else:
                 await self.session.heartbeat()
-        else:
-            self._take_in(lane, process, found)
+        return None
+
+    async def _may_pull(self, lane: Lane) -> bool:
+        """Whether there is room for more; where there is none, this waits for it."""
+        process = lane.process
+        if process.is_paused or (self.locks_queues and not self._is_locked(process)):
+            await asyncio.sleep(_PAUSE_SECONDS)
+            return False
+        if not process.why_full():
+            return True
+        lane.room.clear()
+        if process.why_full():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FULL_SECONDS):
+                    await lane.room.wait()
+        return False
 
     async def _look_again(self, topic: str) -> None:
         with contextlib.suppress(SluiceError):
@@ -381,10 +414,11 @@ class Member:
             )
             self.go_to(lane, found.next_offset)
             return
-        if not found.messages:
+        messages = found.messages(lane.queue)
+        if not messages:
             process.put([], found.next_offset)
             return
-        wanted, _ = matching(found.messages, self.subscriptions[lane.queue.topic])
+        wanted, _ = matching(messages, self.subscriptions[lane.queue.topic])
         process.put(wanted, found.next_offset)
         if wanted:
             self.arrived(lane)
@@ -413,7 +447,9 @@ class Member:
         if start_at == "first" or is_retry:
             return await self.offset_of(queue, Request.GET_MIN_OFFSET)
         if start_at == "timestamp":
-            return await self.offset_at(queue, self.settings.start_timestamp)
+            when = self.settings.start_timestamp
+            seconds = when.timestamp() if isinstance(when, datetime) else when
+            return await self.offset_at(queue, seconds)
         return await self.offset_of(queue, Request.GET_MAX_OFFSET)
 
     async def committed(self, queue: MessageQueue) -> int | None:

@@ -1,6 +1,6 @@
 """This module sends messages: `Sender`, with everything that concerns a single one.
 
-A send is an `_Operation`: it takes a queue, goes out over the queue's connection, and gets its
+A send is an `Operation`: it takes a queue, goes out over the queue's connection, and gets its
 answer there. Where the route or the connection is missing, a task brings it and the operation goes
 on. So the usual send makes no task at all.
 """
@@ -15,17 +15,21 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
 from sluice.client.aio.batching import Batcher
-from sluice.client.aio.observers import Observer, observers_of
+from sluice.client.aio.observers import Observer, close_observers, observers_of, tell
+from sluice.client.aio.operations import Operation
 from sluice.client.aio.session import Session, make_client_id
+from sluice.client.aio.signed_sends import make_template
 from sluice.client.core.faults import QUICK_MS, FaultTable
+from sluice.client.core.ids import BatchKeys, KeyRange, UniqueKeys, key_of
 from sluice.client.core.messages import (
     COMPRESSED_ZLIB,
     SEND_STATUSES,
     Message,
     SendResult,
+    SendStatus,
     SentBatch,
-    UniqueKeys,
 )
+from sluice.client.core.recalls import read_handle
 from sluice.client.core.refusals import refusal
 from sluice.client.core.routes import AUTO_CREATE_TOPIC, Publishing, write_queues
 from sluice.client.core.selectors import Selector
@@ -43,8 +47,16 @@ from sluice.errors import (
     TopicMissing,
 )
 from sluice.model import Buffer
-from sluice.protocol import client_frames
-from sluice.protocol.client_frames import SEND, SEND_BATCH, SendTemplate, SentFields
+from sluice.protocol.client_frames import (
+    KEY_BYTES,
+    KEYED_BYTES,
+    SEND,
+    SEND_BATCH,
+    SendTemplate,
+    SentFields,
+    keyed_batch,
+)
+from sluice.protocol.framing import Frame
 from sluice.protocol.json_members import MessageQueue
 from sluice.protocol.remoting_clients import Heartbeat
 from sluice.protocol.remoting_codes import RequestCode as Request
@@ -52,40 +64,8 @@ from sluice.protocol.remoting_codes import RequestCode as Request
 log_lines = logging.getLogger("sluice.client")
 
 _TEMPLATES_MAX: Final = 4096
+_QUICK_SECONDS: Final = QUICK_MS / 1000
 _PACK_ASIDE_BYTES: Final = 64 * 1024  # packing more than this would hold up the event loop
-
-
-class _Operation:
-    """One send, from the call to its result."""
-
-    __slots__ = (
-        *("body", "born_ms", "code", "deadline", "fixed", "future", "ids", "message", "producer"),
-        *("properties", "queue", "started", "sys_flag", "topic", "tries", "unique"),
-    )
-
-    def __init__(self, producer: Sender, future: Any, deadline: float, code: int) -> None:
-        self.producer = producer
-        self.future = future
-        self.deadline = deadline
-        self.code = code
-        self.message: Message | None = None
-        self.ids: list[str] | None = None  # of a batch
-        self.topic = ""
-        self.body: Buffer = b""
-        self.properties = b""
-        self.unique = ""
-        self.sys_flag = 0
-        self.queue: MessageQueue | None = None
-        self.fixed: MessageQueue | None = None
-        self.tries: Tries | None = None
-        self.started = 0.0
-        self.born_ms = 0
-
-    def answered(self, code: int, fields: SentFields, remark: str | None) -> None:
-        self.producer._answered(self, code, fields, remark)
-
-    def failed(self, error: SluiceError) -> None:
-        self.producer._failed(self, error)
 
 
 class Sender:
@@ -105,11 +85,15 @@ class Sender:
         self.session.pending_max = settings.waiting_max
         self.session.on_routes.append(self._route_changed)
         self._keys = UniqueKeys(os.urandom(10))
+        self._batch_keys = BatchKeys(os.urandom(10))
         self._faults = FaultTable()
         self._topics: dict[str, Publishing] = {}
         self._templates: dict[tuple[MessageQueue, int, int], SendTemplate] = {}
         self._observers = list(observers)
         self._send_seconds = settings.send_ms / 1000
+        self._body_bytes_max = settings.message_bytes_max
+        self._pack_bytes_min = settings.compress_bytes_min or settings.message_bytes_max + 1
+        self._avoids = settings.avoid_slow_brokers
         self._open_operations = 0
         self._idle: asyncio.Future[None] | None = None
         self._batcher: Batcher | None = None
@@ -121,7 +105,7 @@ class Sender:
         await self.session.start()
         self._observers += observers_of(self.settings, self)
         if self.settings.batching:
-            self._batcher = Batcher(self.settings, self._keys, self._send_batch, self._loop)
+            self._batcher = Batcher(self.settings, self._send_batch, self._loop)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -137,8 +121,6 @@ class Sender:
             return
         if self._batcher is not None:
             self._batcher.flush()
-        for observer in self._observers:
-            await observer.close()
         if self._open_operations:
             self._idle = self._loop.create_future()
             try:
@@ -148,12 +130,19 @@ class Sender:
                 log_lines.warning(
                     "%d sends have no answer while the producer is closed", self._open_operations
                 )
+        # After the last result was shown to them.
+        await close_observers(self._observers, self.settings.close_ms / 1000)
         await self.session.unregister(producerGroup=self.settings.group)
         await self.session.close()
 
     @property
     def client_id(self) -> str:
         return self.session.client_id
+
+    @property
+    def takes_direct(self) -> bool:
+        """Whether a thread may send by itself: nobody watches, nothing is gathered or encrypted."""
+        return not (self._observers or self._batcher or self.settings.tls)
 
     def _heartbeat(self, address: str) -> Heartbeat:
         return Heartbeat(self.session.client_id, (self.settings.group,))
@@ -188,7 +177,8 @@ class Sender:
 
         `future` is for the blocking face: what is told the result instead of a future of asyncio's.
         """
-        self.session.check_open()
+        if not self.session.is_open:
+            self.session.check_open()
         if type(message) is not Message:
             raise MessageInvalid(f"send takes a Message, not {type(message).__name__}")
         if (
@@ -224,21 +214,19 @@ class Sender:
                 raise MessageInvalid(f"a batch has one topic, not {topic} and {message.topic}")
             if not message.is_plain:
                 raise MessageInvalid("delayed and transactional messages go alone, in no batch")
-        now_ms = wall_ms()
-        ids = [self._keys.make(now_ms) for _ in messages]
-        parts: list[Buffer] = []
-        for message, unique in zip(messages, ids, strict=True):
-            properties = message.wire_properties(unique)
-            check_size(message, properties, self.settings.message_bytes_max)
-            parts += client_frames.batch_parts(message.flag, message.body, properties)
-        body = b"".join(parts)
-        if len(body) > self.settings.message_bytes_max:
+        bodies = [message.body for message in messages]
+        tails = [message.wire_tail() for message in messages]
+        for message, tail in zip(messages, tails, strict=True):
+            check_size(message, KEY_BYTES + len(tail), self._body_bytes_max)
+        size_bytes = KEYED_BYTES * len(messages) + sum(map(len, bodies)) + sum(map(len, tails))
+        if size_bytes > self._body_bytes_max:
             raise MessageInvalid(
-                f"a batch of {len(body)} bytes is over {self.settings.message_bytes_max} "
+                f"a batch of {size_bytes} bytes is over {self._body_bytes_max} "
                 "(message_bytes_max); send it in parts"
             )
         future: asyncio.Future[SentBatch] = self._loop.create_future()
-        self._send_batch(topic, 0, body, ids, future, queue, timeout_ms)
+        flags = {index: each.flag for index, each in enumerate(messages) if each.flag}
+        self._send_batch(topic, 0, bodies, tails, flags, future, queue, timeout_ms)
         return (await future).results()
 
     async def send_oneway(
@@ -261,9 +249,9 @@ class Sender:
         await link.room()
         link.check_open()
         now_ms = wall_ms()
-        properties = message.wire_properties(self._keys.make(now_ms))
-        check_size(message, properties, self.settings.message_bytes_max)
-        template = self._template(chosen, SEND, 0)
+        properties = self._keys.mark(now_ms) + message.wire_tail()
+        check_size(message, len(properties), self._body_bytes_max)
+        template = self._template(chosen, SEND, 0, message.flag)
         link.transmit_oneway(template, now_ms, properties, message.body)
 
     async def send_as(
@@ -281,8 +269,8 @@ class Sender:
     async def recall(self, topic: str, handle: str) -> str:
         """Take a delayed message back before it is delivered; its id."""
         check_topic(topic)
-        publishing = await self.publishing(topic)
-        address = next(iter(publishing.addresses.values()))
+        # Only the broker that has the message can take it back.
+        address = await self.session.address_of(read_handle(handle).broker_name, topic)
         ext = {"producerGroup": self.settings.group, "topic": topic, "recallHandle": handle}
         what = f"recalling a message of {topic}"
         answer = await self.session.done(address, Request.RECALL_MESSAGE, ext, what=what)
@@ -296,22 +284,34 @@ class Sender:
 
     def _operation(
         self, message: Message, code: int, timeout_ms: int, future: Any = None
-    ) -> _Operation:
+    ) -> Operation:
         now_ms = wall_ms()
-        seconds = timeout_ms / 1000 if timeout_ms else self._send_seconds
         loop = self._loop
-        operation = _Operation(self, future or loop.create_future(), loop.time() + seconds, code)
-        operation.message = message
-        operation.topic = message.topic
-        operation.born_ms = now_ms
-        operation.unique = unique = self._keys.make(now_ms)
+        seconds = timeout_ms / 1000 if timeout_ms else self._send_seconds
+        mark = self._keys.mark(now_ms)
+        given = message
         for observer in self._observers:
-            message = observer.sending(message, unique)
-        operation.properties = properties = message.wire_properties(unique)
-        check_size(message, properties, self.settings.message_bytes_max)
-        operation.body = message.body
-        least = self.settings.compress_bytes_min
-        if least and len(message.body) >= least:
+            message = observer.sending(message, key_of(mark))
+        properties = mark + message.wire_tail()
+        body = message.body
+        try:
+            check_size(message, len(properties), self._body_bytes_max)
+        except SluiceError as error:
+            for observer in self._observers:
+                observer.sent(given, key_of(mark), None, error, 0.0)
+            raise
+        operation = Operation(
+            self,
+            loop.create_future() if future is None else future,
+            code,
+            loop.time() + seconds,
+            now_ms,
+            message.topic,
+            body,
+            properties,
+        )
+        operation.message = given
+        if len(body) >= self._pack_bytes_min:
             operation.sys_flag = -1  # packed before it goes out
         self._open_operations += 1
         return operation
@@ -320,21 +320,21 @@ class Sender:
         self,
         topic: str,
         sys_flag: int,
-        body: bytes,
-        ids: list[str],
+        bodies: Sequence[Buffer],
+        tails: Sequence[bytes],
+        flags: Mapping[int, int],
         future: asyncio.Future[SentBatch],
         queue: MessageQueue | None = None,
         timeout_ms: int = 0,
     ) -> None:
         now_ms = wall_ms()
+        keys: KeyRange = self._batch_keys.take(now_ms, len(bodies))
+        body = keyed_batch(keys.stamp, keys.first, bodies, tails, flags)
         seconds = timeout_ms / 1000 if timeout_ms else self._send_seconds
-        operation = _Operation(self, future, self._loop.time() + seconds, SEND_BATCH)
-        operation.topic = topic
-        operation.ids = ids
-        operation.born_ms = now_ms
-        operation.unique = self._keys.make(now_ms)
-        operation.properties = b"UNIQ_KEY\x01%b\x02WAIT\x01true\x02" % operation.unique.encode()
-        operation.body = body
+        deadline = self._loop.time() + seconds
+        properties = self._keys.mark(now_ms) + b"WAIT\x01true\x02"
+        operation = Operation(self, future, SEND_BATCH, deadline, now_ms, topic, body, properties)
+        operation.keys = keys
         operation.sys_flag = sys_flag
         operation.fixed = queue
         self._open_operations += 1
@@ -342,7 +342,7 @@ class Sender:
 
     def _select(
         self,
-        operation: _Operation,
+        operation: Operation,
         queue: MessageQueue | None,
         selector: Selector | None,
         argument: Any,
@@ -371,7 +371,7 @@ class Sender:
 
         self.session.spawn(ask())
 
-    def _attempt(self, operation: _Operation) -> None:
+    def _attempt(self, operation: Operation) -> None:
         """Send now if everything is there for it, else as soon as it is."""
         publishing = self._topics.get(operation.topic)
         if publishing is None or operation.sys_flag < 0:
@@ -385,16 +385,18 @@ class Sender:
         operation.queue = queue
         address = publishing.addresses.get(queue.broker_name)
         link = self.session.links.get(address) if address is not None else None
-        if link is None or not link.has_room:
+        if link is None or not link.has_room(len(operation.body)):
             self.session.spawn(self._prepare_link(operation, publishing, queue))
             return
         operation.started = loop_time
         template = self._templates.get((queue, operation.code, operation.sys_flag))
-        if template is None:
-            template = self._template(queue, operation.code, operation.sys_flag)
+        message = operation.message
+        if template is None or (message is not None and message.flag):
+            flag = message.flag if message is not None else 0
+            template = self._template(queue, operation.code, operation.sys_flag, flag)
         link.transmit(operation, template, operation.born_ms, operation.properties, operation.body)
 
-    async def _prepare(self, operation: _Operation) -> None:
+    async def _prepare(self, operation: Operation) -> None:
         """Bring the route, pack the body."""
         try:
             if operation.sys_flag < 0:
@@ -417,7 +419,7 @@ class Sender:
         else:
             self._attempt(operation)
 
-    async def _pack(self, operation: _Operation) -> None:
+    async def _pack(self, operation: Operation) -> None:
         body, level = operation.body, self.settings.compress_level
         if len(body) > _PACK_ASIDE_BYTES:
             packed = await self._loop.run_in_executor(None, zlib.compress, body, level)
@@ -428,7 +430,7 @@ class Sender:
             operation.body, operation.sys_flag = packed, COMPRESSED_ZLIB
 
     async def _prepare_link(
-        self, operation: _Operation, publishing: Publishing, queue: MessageQueue
+        self, operation: Operation, publishing: Publishing, queue: MessageQueue
     ) -> None:
         """Bring the connection, or wait for room on it."""
         try:
@@ -453,43 +455,64 @@ class Sender:
         address = publishing.addresses.get(queue.broker_name)
         return address or await self.session.address_of(queue.broker_name, queue.topic)
 
-    def _template(self, queue: MessageQueue, code: int, sys_flag: int) -> SendTemplate:
+    def _template(
+        self, queue: MessageQueue, code: int, sys_flag: int, message_flag: int = 0
+    ) -> SendTemplate:
         if len(self._templates) >= _TEMPLATES_MAX:
             self._templates.clear()
-        template = SendTemplate(
+        template = make_template(
+            self.settings.credentials,
             self.settings.group,
             queue.topic,
             queue.queue_id,
             queue.broker_name,
             code=code,
             sys_flag=sys_flag,
+            message_flag=message_flag,
             default_queue_count=self.settings.default_queue_count,
         )
-        self._templates[queue, code, sys_flag] = template
+        if not message_flag:
+            self._templates[queue, code, sys_flag] = template
         return template
 
     # ---------------------------------------------------------------------------------- results
 
+    def _succeeded(self, operation: Operation, frame: Frame, now: float) -> None:
+        """The usual answer, taken apart when somebody asks for what is in it."""
+        queue = operation.queue
+        assert queue is not None
+        if operation.keys is not None or now - operation.started > _QUICK_SECONDS:
+            self._answered(operation, 0, SentFields(frame), None)
+            return
+        if not self._faults.is_empty:
+            self._note_speed(operation, now)
+        result = SendResult(SendStatus.OK, operation.properties, queue, frame)
+        self._finish(operation, result, None)
+
     def _answered(
-        self, operation: _Operation, code: int, fields: SentFields, remark: str | None
+        self, operation: Operation, code: int, fields: SentFields, remark: str | None
     ) -> None:
         queue = operation.queue
         assert queue is not None
-        took_ms = (self._loop.time() - operation.started) * 1000
-        if self.settings.avoid_slow_brokers and (took_ms > QUICK_MS or not self._faults.is_empty):
-            self._faults.answered(queue.broker_name, took_ms, self._loop.time() * 1000)
+        self._note_speed(operation, self._loop.time())
         status = SEND_STATUSES.get(code)
         if status is None:
             self._failed(operation, refusal(code, remark, f"sending to {operation.topic}"))
             return
         result: Any
-        if operation.ids is None:
-            result = SendResult(status, operation.unique, queue, fields)
+        if operation.keys is None:
+            result = SendResult(status, operation.properties, queue, fields)
         else:
-            result = SentBatch(status, operation.ids, queue, fields)
+            result = SentBatch(status, operation.keys, queue, fields)
         self._finish(operation, result, None)
 
-    def _failed(self, operation: _Operation, error: SluiceError) -> None:
+    def _note_speed(self, operation: Operation, now: float) -> None:
+        assert operation.queue is not None
+        took_ms = (now - operation.started) * 1000
+        if self._avoids and (took_ms > QUICK_MS or not self._faults.is_empty):
+            self._faults.answered(operation.queue.broker_name, took_ms, now * 1000)
+
+    def _failed(self, operation: Operation, error: SluiceError) -> None:
         """Another try, or the end of it."""
         now = self._loop.time()
         broker = operation.queue.broker_name if operation.queue is not None else ""
@@ -512,10 +535,10 @@ class Sender:
         else:
             self._attempt(operation)
 
-    def _over(self, operation: _Operation, error: SluiceError) -> None:
+    def _over(self, operation: Operation, error: SluiceError) -> None:
         self._finish(operation, None, error)
 
-    def _finish(self, operation: _Operation, result: Any, error: SluiceError | None) -> None:
+    def _finish(self, operation: Operation, result: Any, error: SluiceError | None) -> None:
         self._open_operations -= 1
         future = operation.future
         if not future.done():
@@ -524,9 +547,7 @@ class Sender:
             else:
                 future.set_exception(error)
         if self._observers and operation.message is not None:
-            for observer in self._observers:
-                took_ms = (self._loop.time() - operation.started) * 1000
-                observer.sent(operation.message, operation.unique, result, error, took_ms)
+            tell(self._observers, operation, result, error)
         if self._idle is not None and not self._open_operations and not self._idle.done():
             self._idle.set_result(None)
 

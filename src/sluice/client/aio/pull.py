@@ -21,13 +21,14 @@ from sluice.client.core.messages import ReceivedMessage
 from sluice.client.core.process_queues import ProcessQueue
 from sluice.client.core.routes import read_queues
 from sluice.client.core.settings import PullSettings, make_settings
-from sluice.client.core.subscriptions import Sql, make_subscription
+from sluice.client.core.subscriptions import Sql, Topics, make_subscription, wanted_of
 from sluice.errors import ConfigError, ParameterInvalid
 from sluice.protocol.json_members import MessageQueue
 from sluice.protocol.remoting_codes import RequestCode as Request
 
 _POLL_SECONDS: Final = 5.0
 Expression = str | Sql | Sequence[str]
+Ahead = tuple[ProcessQueue, ReceivedMessage]
 
 
 class PullConsumer(Member):
@@ -46,7 +47,7 @@ class PullConsumer(Member):
         self,
         nameservers: str | Iterable[str] | None = None,
         *,
-        topics: Mapping[str, Expression] | str = "",
+        topics: Topics = "",
         allocation: str | Strategy = "averagely",
         properties: Mapping[str, str] | None = None,
         **options: Any,
@@ -56,13 +57,12 @@ class PullConsumer(Member):
         self.pull = settings
         self._assigned: set[MessageQueue] | None = None
         self._handed: list[tuple[ProcessQueue, list[ReceivedMessage]]] = []
+        self._ahead: deque[Ahead] = deque()  # taken to be returned one by one
         self._news = asyncio.Event()
         self._ready: deque[Lane] = deque()
         self._paused: set[MessageQueue] = set()
         self._is_started = False
-        wanted: Mapping[str, Expression]
-        wanted = {topics: "*"} if isinstance(topics, str) and topics else topics or {}
-        for topic, expression in wanted.items():
+        for topic, expression in wanted_of(topics).items():
             self.subscribe_to(make_subscription(topic, expression, self.version()))
 
     # ------------------------------------------------------------------------------- start, stop
@@ -84,6 +84,7 @@ class PullConsumer(Member):
         if handled and self.pull.auto_commit:
             self._settle()
         await self.stop_member()
+        self._news.set()  # who waits for messages learns that none will come
 
     async def commit_all(self, *, answered: bool = False) -> None:
         if self.pull.auto_commit:
@@ -154,18 +155,37 @@ class PullConsumer(Member):
         """
         self.session.check_open()
         self._settle()
+        found: list[Ahead] = []
+        while self._ahead and len(found) < count:  # what an iteration has left
+            found.append(self._ahead.popleft())
+        found = found or await self._next(timeout_seconds, count)
+        messages: dict[ProcessQueue, list[ReceivedMessage]] = {}
+        for process, message in found:
+            messages.setdefault(process, []).append(message)
+        self._handed.extend(messages.items())
+        return [message for _, message in found]
+
+    async def take_ahead(self, count: int = 32) -> list[Ahead]:
+        """The next messages, with their queues. Nobody has them yet: they are not handled before
+        `settle` says so.
+        """
+        self.session.check_open()
+        self._settle()
+        return await self._next(_POLL_SECONDS, count)
+
+    async def _next(self, timeout_seconds: float, count: int) -> list[Ahead]:
         found = self._take(count)
         if found or timeout_seconds <= 0:
             return found
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                while not found:
+                while not found and self.session.is_open:
                     self._news.clear()
                     await self._news.wait()
                     found = self._take(count)
         return found
 
-    def _take(self, count: int) -> list[ReceivedMessage]:
+    def _take(self, count: int) -> list[Ahead]:
         while self._ready:
             lane = self._ready[0]
             process = lane.process
@@ -173,9 +193,7 @@ class PullConsumer(Member):
                 self._ready.popleft()
                 continue
             self._ready.rotate(-1)
-            taken = process.take(count)
-            self._handed.append((process, taken))
-            return taken
+            return [(process, message) for message in process.take(count)]
         return []
 
     def _settle(self) -> None:
@@ -183,20 +201,35 @@ class PullConsumer(Member):
         for process, messages in self._handed:
             process.done(message for message in messages if not message.is_done)
         self._handed.clear()
+        self._make_room()
+
+    def _make_room(self) -> None:
         for lane in self.lanes.values():
             lane.room.set()
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
-        """One message after the other, without an end; each is handled when the next is taken."""
-        while True:
-            for message in await self.poll():
+        """One message after the other until it is closed; handled when the next is taken."""
+        self.session.check_open()
+        while self.session.is_open:
+            self._settle()  # the one before, perhaps of an iteration that was left
+            if not self._ahead:
+                self._ahead.extend(await self.take_ahead())
+                continue
+            process, message = self._ahead.popleft()
+            if not process.is_dropped:
+                self._handed.append((process, [message]))
                 yield message
-                self.settle_one(message)
 
-    def settle_one(self, message: ReceivedMessage) -> None:
-        for process, messages in self._handed:
-            if message in messages:
+    def give_back(self, ahead: Iterable[Ahead]) -> None:
+        """These of `take_ahead` are returned by the next `poll`."""
+        self._ahead.extendleft(reversed(list(ahead)))
+
+    def settle(self, handled: Iterable[Ahead]) -> None:
+        """These of `take_ahead` are handled."""
+        for process, message in handled:
+            if not message.is_done:
                 process.done([message])
+        self._make_room()
 
     # ------------------------------------------------------------------------------------ places
 

@@ -1,15 +1,25 @@
-"""This module asks a broker for messages of one queue and takes the answer apart."""
+"""This module asks a broker for messages of one queue and takes the answer apart.
+
+The next request goes out before the messages of an answer are looked at, so that the broker and
+this process work at the same time.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluice.client.core.messages import ReceivedMessage, read_pulled
+from sluice.client.core.process_queues import ProcessQueue
 from sluice.client.core.refusals import refusal
-from sluice.errors import ProtocolError, SubscriptionMissing
+from sluice.errors import LinkError, ProtocolError, SubscriptionMissing
+from sluice.protocol.framing import Frame
+from sluice.protocol.json_members import MessageQueue
+from sluice.protocol.remoting import RemotingCommand
 from sluice.protocol.remoting_codes import ResponseCode as Response
 
 if TYPE_CHECKING:
+    from sluice.client.aio.links import ClientLink
     from sluice.client.aio.member import Lane, Member
 
 _FLAG_COMMIT: Final = 1
@@ -26,16 +36,55 @@ _NOT_KNOWN: Final = (
 )
 
 
+class Asked(NamedTuple):
+    """A pull that is under way, for a queue as it was then."""
+
+    process: ProcessQueue
+    answer: asyncio.Future[RemotingCommand]
+
+    def forget(self) -> None:
+        """Nobody wants the answer any more."""
+        if not self.answer.cancel() and not self.answer.cancelled():
+            self.answer.exception()  # it is known now, so that nobody is told of it
+
+
 class Pulled(NamedTuple):
     """What one pull brought. `is_elsewhere`: the queue has no such offset, go on at the next."""
 
-    messages: list[ReceivedMessage]
+    data: Frame
     next_offset: int
     is_elsewhere: bool = False
 
+    def messages(self, queue: MessageQueue) -> list[ReceivedMessage]:
+        """Raises ProtocolError where the bytes are no messages."""
+        return read_pulled(self.data, queue) if self.data else []
 
-async def pull(member: Member, lane: Lane) -> Pulled:
-    """Messages from the queue's next offset on; waits at the broker where there is none."""
+
+async def ask(member: Member, lane: Lane) -> Asked:
+    """Ask for messages from the queue's next offset on; the broker waits where there is none."""
+    queue, session = lane.queue, member.session
+    address = await session.address_of(queue.broker_name, queue.topic, lane.read_from)
+    link = await session.link(address)
+    return _asked(member, lane, link, lane.process.next_offset)
+
+
+def ask_on(member: Member, lane: Lane, found: Pulled) -> Asked | None:
+    """Ask for what follows an answer that is not in memory yet, where that can be done at once."""
+    process = lane.process
+    if not found.data or process.is_dropped or process.is_paused:
+        return None
+    if process.why_full(member.settings.pull_count, len(found.data)):
+        return None
+    link = member.session.known_link(lane.queue.broker_name, lane.read_from)
+    if link is None:
+        return None
+    try:
+        return _asked(member, lane, link, found.next_offset)
+    except LinkError:
+        return None  # it is asked for again when nothing is under way
+
+
+def _asked(member: Member, lane: Lane, link: ClientLink, offset: int) -> Asked:
     process, queue, settings = lane.process, lane.queue, member.settings
     subscription = member.subscriptions[queue.topic]
     flags = _FLAG_SUSPEND
@@ -48,7 +97,7 @@ async def pull(member: Member, lane: Lane) -> Pulled:
         "consumerGroup": member.group,
         "topic": queue.topic,
         "queueId": str(queue.queue_id),
-        "queueOffset": str(process.next_offset),
+        "queueOffset": str(offset),
         "maxMsgNums": str(settings.pull_count),
         "commitOffset": str(commit),
         "suspendTimeoutMillis": str(settings.pull_wait_ms),
@@ -60,11 +109,13 @@ async def pull(member: Member, lane: Lane) -> Pulled:
         ext["subscription"] = subscription.expression
         ext["expressionType"] = subscription.expression_type
     ext["sysFlag"] = str(flags)
-    address = await member.session.address_of(queue.broker_name, queue.topic, lane.read_from)
-    link = await member.session.link(address)
     seconds = (settings.pull_wait_ms + _MORE_MS) / 1000
-    answer = await link.request(member.pull_code, ext, timeout_seconds=seconds)
-    code = answer.code
+    return Asked(process, link.request_now(member.pull_code, ext, timeout_seconds=seconds))
+
+
+def read_answer(member: Member, lane: Lane, answer: RemotingCommand) -> Pulled:
+    """What a broker says to a pull; raises what it refuses with."""
+    code, queue = answer.code, lane.queue
     if code in _NOT_KNOWN:
         raise SubscriptionMissing(f"the broker does not know what {member.group} wants yet")
     if code not in (Response.SUCCESS, Response.PULL_OFFSET_MOVED, *_NOTHING):
@@ -75,5 +126,5 @@ async def pull(member: Member, lane: Lane) -> Pulled:
     except (KeyError, ValueError):
         raise ProtocolError(f"{queue}: the answer to a pull has no offset") from None
     if code == Response.SUCCESS:
-        return Pulled(read_pulled(answer.body, queue), next_offset)
-    return Pulled([], next_offset, code == Response.PULL_OFFSET_MOVED)
+        return Pulled(answer.body, next_offset)
+    return Pulled(b"", next_offset, code == Response.PULL_OFFSET_MOVED)

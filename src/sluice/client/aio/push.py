@@ -19,18 +19,25 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
+from sluice.client.aio.ending import end_tasks
 from sluice.client.aio.giving_back import GivingBack
 from sluice.client.aio.handler_threads import HandlerThreads, Portion
 from sluice.client.aio.member import Lane, Member
-from sluice.client.aio.observers import Observer, observers_of
+from sluice.client.aio.observers import Observer, close_observers, observers_of
 from sluice.client.aio.running_info import install_reports
 from sluice.client.core.allocation import Strategy
 from sluice.client.core.messages import ReceivedMessage
 from sluice.client.core.portions import PortionSize
 from sluice.client.core.process_queues import ProcessQueue
 from sluice.client.core.settings import PushSettings, make_settings
-from sluice.client.core.subscriptions import Sql, make_subscription, retry_subscription
-from sluice.errors import ConfigError, HandlerFailed, HandlerHung, SluiceError
+from sluice.client.core.subscriptions import (
+    Sql,
+    Topics,
+    make_subscription,
+    retry_subscription,
+    wanted_of,
+)
+from sluice.errors import ClientClosed, ConfigError, HandlerFailed, HandlerHung, SluiceError
 
 log_lines = logging.getLogger("sluice.client")
 
@@ -65,7 +72,7 @@ class PushConsumer(Member):
         nameservers: str | Iterable[str] | None = None,
         *,
         handler: Handler,
-        topics: Mapping[str, str | Sql | Sequence[str]] | str = "",
+        topics: Topics = "",
         allocation: str | Strategy = "averagely",
         observers: Sequence[Observer] = (),
         properties: Mapping[str, str] | None = None,
@@ -93,9 +100,7 @@ class PushConsumer(Member):
         self._giving_back = GivingBack(self)
         self.consumed_count = 0
         self.failed_count = 0
-        wanted: Mapping[str, str | Sql | Sequence[str]]
-        wanted = {topics: "*"} if isinstance(topics, str) and topics else topics or {}
-        for topic, expression in wanted.items():
+        for topic, expression in wanted_of(topics).items():
             self.subscribe(topic, expression)
         install_reports(self)
 
@@ -114,6 +119,8 @@ class PushConsumer(Member):
             self._threads = HandlerThreads(f"sluice-{self.group}", loop)
         self._turns = asyncio.Semaphore(self.push.concurrency)
         self._observers += observers_of(self.settings, None)
+        if self._observers:
+            self._size = PortionSize(1)
         await self.start_member()
         if not self.push.orderly:
             for _ in range(self.push.concurrency):
@@ -149,12 +156,9 @@ class PushConsumer(Member):
         # Who is in the middle of a portion says what of it is done.
         tasks = [worker.task for worker in self._workers if worker.task is not None]
         tasks += [lane.work for lane in self.lanes.values() if lane.work is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
         await self.stop_member()
-        for observer in self._observers:
-            await observer.close()
+        await close_observers(self._observers, self.push.close_ms / 1000)
         if self._threads is not None:
             self._threads.close()
 
@@ -195,12 +199,17 @@ class PushConsumer(Member):
             return
         if lane not in self._ready:
             self._ready.append(lane)
-        for _ in range(min(len(self._idle), lane.process.waiting_count)):
+        waiting = lane.process.waiting_count
+        if waiting and self._idle:
+            self._wake_workers(-(-waiting // self._size.share(waiting, len(self._idle))))
+
+    # --------------------------------------------------------------------------- concurrent work
+
+    def _wake_workers(self, count: int) -> None:
+        for _ in range(min(len(self._idle), count)):
             waiter = self._idle.popleft()
             if not waiter.done():
                 waiter.set_result(None)
-
-    # --------------------------------------------------------------------------- concurrent work
 
     async def _next(self) -> tuple[Lane, ProcessQueue, list[ReceivedMessage]]:
         """The next portion of some queue, each queue in turn."""
@@ -213,9 +222,11 @@ class PushConsumer(Member):
                     continue
                 self._ready.rotate(-1)
                 # Others that are free get their share of what waits.
-                share = -(-process.waiting_count // (1 + len(self._idle)))
-                count = max(self.push.batch_size, min(self._size.count, share))
-                return lane, process, process.take(count)
+                share = self._size.share(process.waiting_count, len(self._idle))
+                taken = process.take(max(self.push.batch_size, share))
+                if process.waiting_count:
+                    self._wake_workers(1)
+                return lane, process, taken
             waiter = asyncio.get_running_loop().create_future()
             self._idle.append(waiter)
             await waiter
@@ -279,15 +290,19 @@ class PushConsumer(Member):
     async def _call_coroutine(self, group: list[ReceivedMessage]) -> BaseException | None:
         given: Any = group if self.push.batch_size > 1 else group[0]
         contexts = self._before(group) if self._observers else None
-        begun = time.monotonic()
+        begun = time.monotonic() if contexts is not None else 0.0
         error: BaseException | None = None
         try:
             result: Awaitable[Any] = self._handler(given)
-            error = _verdict(await result)
+            if await result is False:
+                error = _verdict(False)
         except asyncio.CancelledError as failure:
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                raise  # it is the worker that is to end, not something that the handler did
+                # It is the worker that is to end, not something that the handler did.
+                if contexts is not None:
+                    self._after(group, contexts, self._given_up_error(), begun)
+                raise
             error = failure
         except BaseException as failure:
             error = failure
@@ -327,7 +342,8 @@ class PushConsumer(Member):
                     self.arrived(lane)
             self._succeeded(lane, process, finished)
             if contexts is not None:
-                for group, context, error in zip(groups, contexts, errors, strict=False):
+                errors += [self._given_up_error()] * (len(groups) - len(errors))
+                for group, context, error in zip(groups, contexts, errors, strict=True):
                     self._after(group, context, error, begun)
             self._size.took(portion.took, len(messages))
 
@@ -386,9 +402,12 @@ class PushConsumer(Member):
                 portion = Portion(self._call_plainly, [group])
                 contexts = self._before(group) if self._observers else None
                 begun = time.monotonic()
-                await self._threads.run(portion)
-                if contexts is not None:
-                    self._after(group, contexts, portion.errors[0], begun)
+                try:
+                    await self._threads.run(portion)
+                finally:
+                    if contexts is not None:
+                        errors = portion.errors or [self._given_up_error()]
+                        self._after(group, contexts, errors[0], begun)
                 return portion.errors[0]
         except TimeoutError:
             return self._hung_error()
@@ -461,6 +480,12 @@ class PushConsumer(Member):
             "make it quicker, or give it more time"
         )
 
+    def _given_up_error(self) -> SluiceError:
+        """Why a handler that has not come back is not waited for any more."""
+        if self._is_closing:
+            return ClientClosed("the consumer was closed before the handler came back")
+        return self._hung_error()
+
     async def _watch(self) -> None:
         """Find handlers that hang."""
         now = time.monotonic()
@@ -483,6 +508,8 @@ class PushConsumer(Member):
         begun: float,
     ) -> None:
         took_ms = (time.monotonic() - begun) * 1000
+        if error is not None and not isinstance(error, SluiceError):
+            error = _failure(error, group[0])
         for observer, context in zip(self._observers, contexts, strict=True):
             _guarded(observer.consumed, self.group, group, context, error, took_ms)
 

@@ -10,8 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
+from sluice.client.aio.observed_sends import (
+    GuardedObserver,
+    ObservedBatcher,
+    Watch,
+    send_watched,
+)
 from sluice.client.aio.producer import Sender
 from sluice.client.core.messages import Message, ReceivedMessage, Reply, SendResult
 from sluice.errors import MessageInvalid, NoReply
@@ -34,11 +42,32 @@ class Producer(Sender):
     Every setting of `ProducerSettings` can be given by name. `observers` see every send (hooks).
     """
 
+    _watch: Watch | None = None
+
     async def start(self) -> None:
         """Find the nameservers. Routes and connections come with the first messages."""
         await super().start()
+        if self._observers:
+            self._observers = [GuardedObserver(observer) for observer in self._observers]
+            self._watch = Watch(self._observers, self._keys)
+            if self._batcher is not None:
+                parts = (self.settings, self._send_batch, self._loop)
+                self._batcher = ObservedBatcher(self._watch, *parts)
         self._waiting: dict[str, asyncio.Future[Reply]] = {}
         self.session.requests[Request.PUSH_REPLY_MESSAGE_TO_CLIENT] = self._replied
+
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout_ms: int = 0,
+    ) -> list[SendResult]:
+        """Send messages of one topic in one request; all of them are stored, or none."""
+        send = partial(super().send_batch, queue=queue, timeout_ms=timeout_ms)
+        if self._watch is None or any(type(message) is not Message for message in messages):
+            return await send(messages)
+        return await send_watched(self._watch, messages, send)
 
     async def ask(self, message: Message, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Reply:
         """Send a request and wait for its reply; raises NoReply."""

@@ -17,6 +17,7 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 from sluice.client.aio.address_server import fetch_nameservers
+from sluice.client.aio.ending import end_tasks
 from sluice.client.aio.links import ClientLink
 from sluice.client.core.refusals import refusal
 from sluice.client.core.routes import MASTER, brokers_of, read_address
@@ -63,6 +64,7 @@ class Session:
         self.client_id = client_id
         self._heartbeat_of = heartbeat
         self._nameservers = list(settings.nameservers)
+        self._credentials = settings.credentials
         self.links: dict[str, ClientLink] = {}
         self._opening: dict[str, asyncio.Task[ClientLink]] = {}
         self._routes: dict[str, Route] = {}
@@ -72,6 +74,7 @@ class Session:
         self._greeted: set[str] = set()  # addresses that have had a heartbeat
         self._silent: set[str] = set()  # addresses that did not answer the last one
         self._state = "new"
+        self.is_open = False
         self.requests: dict[int, OnRequest] = {}
         self.on_routes: list[Callable[[str], None]] = []
         self.wanted: set[str] = set()  # topics whose routes are asked for again and again
@@ -85,10 +88,12 @@ class Session:
         if self._state != "new":
             raise ClientClosed("a client is started once; make a new one")
         self._state = "open"
+        self.is_open = True
         if not self._nameservers and self.settings.nameserver_url:
             await self._ask_address_server()
         if not self._nameservers:
             self._state = "closed"
+            self.is_open = False
             raise NoNameserver(
                 "no nameserver is known; pass nameservers='host:9876', or set NAMESRV_ADDR"
             )
@@ -98,10 +103,6 @@ class Session:
         self.repeat(settings.heartbeat_ms / 1000, self.heartbeat)
         if settings.nameserver_url:
             self.repeat(_ADDRESS_SERVER_SECONDS, self._ask_address_server)
-
-    @property
-    def is_open(self) -> bool:
-        return self._state == "open"
 
     def check_open(self) -> None:
         if self._state != "open":
@@ -141,12 +142,8 @@ class Session:
         if self._state == "closed":
             return
         self._state = "closed"
-        for task in list(self._tasks):
-            task.cancel()
-        shared = [*self._opening.values(), *self._asking.values()]
-        for each in shared:
-            each.cancel()
-        await asyncio.gather(*self._tasks, *shared, return_exceptions=True)
+        self.is_open = False
+        await end_tasks([*self._tasks, *self._opening.values(), *self._asking.values()])
         await asyncio.gather(*(link.close() for link in self.links.values()))
         self.links.clear()
 
@@ -161,6 +158,11 @@ class Session:
         """The connection to an address, if it is open now."""
         link = self.links.get(address)
         return link if link is not None and link.is_open else None
+
+    def known_link(self, broker_name: str, wanted: int) -> ClientLink | None:
+        """The connection to a copy of a broker, if both are known now."""
+        address = read_address(self._brokers.get(broker_name, {}), wanted)
+        return self.ready_link(address) if address is not None else None
 
     async def link(self, address: str) -> ClientLink:
         """The connection to an address, opened where there is none. Raises LinkLost."""
@@ -195,6 +197,7 @@ class Session:
             address,
             on_request=self._requested,
             on_lost=self._lost,
+            sign=None if self._credentials is None else self._credentials.sign,
             tls=self.settings.tls,
             serialization=JSON if address in self._nameservers else BINARY,
             timeout_seconds=self.settings.connect_ms / 1000,

@@ -1,7 +1,8 @@
 """This module makes OpenTelemetry spans of sends and of handlers, where OpenTelemetry is installed.
 
 The producer's span travels in the property `traceparent`, as the W3C writes it; the consumer's span
-is its child. Without the package, or without a provider set up, nothing is done.
+is its child. Without the package, or without a provider set up before the client starts, nothing
+is done and nothing is lost by it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _SYSTEM: Final = "rocketmq"
 
 
 class Tracing:
-    """The three parts of OpenTelemetry that are used."""
+    """The parts of OpenTelemetry that are used."""
 
     def __init__(self, trace: Any, propagate: Any) -> None:
         self.trace = trace
@@ -26,12 +27,14 @@ class Tracing:
 
 
 def find_tracer() -> Tracing | None:
-    """OpenTelemetry, if it is installed."""
+    """OpenTelemetry, if it is installed and somebody wants its spans."""
     try:
         trace = importlib.import_module("opentelemetry.trace")
         propagate = importlib.import_module("opentelemetry.propagate")
     except ImportError:
         return None
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return None  # no provider was set up: spans would go nowhere, and cost time
     return Tracing(trace, propagate)
 
 
@@ -49,6 +52,7 @@ class SpanObserver(Observer):
             kind=tracing.trace.SpanKind.PRODUCER,
             attributes={
                 "messaging.system": _SYSTEM,
+                "messaging.operation.type": "send",
                 "messaging.destination.name": message.topic,
                 "messaging.message.id": message_id,
                 "messaging.message.body.size": len(message.body),
@@ -57,7 +61,7 @@ class SpanObserver(Observer):
         self._open[message_id] = span
         carrier: dict[str, str] = {}
         tracing.propagate.inject(carrier, context=tracing.trace.set_span_in_context(span))
-        return message.with_extra(**carrier) if carrier else message
+        return message.with_properties(carrier) if carrier else message
 
     def sent(
         self,
@@ -69,25 +73,33 @@ class SpanObserver(Observer):
     ) -> None:
         span = self._open.pop(message_id, None)
         if span is not None:
-            if error is not None:
-                span.record_exception(error)
-            span.end()
+            if result is not None:
+                span.set_attribute("messaging.message.id", result.message_id)
+            self._end(span, error)
 
     def consuming(self, group: str, messages: list[ReceivedMessage]) -> object:
         tracing = self._tracing
         first = messages[0]
-        parent = tracing.propagate.extract(first.properties)
+        contexts = [tracing.propagate.extract(message.properties) for message in messages]
+        # A span has one parent: the other messages of a batch are linked to.
+        links = [
+            tracing.trace.Link(context)
+            for context in map(self._span_context, contexts[1:])
+            if context.is_valid
+        ]
         return tracing.tracer.start_span(
             f"{first.topic} process",
-            context=parent,
+            context=contexts[0],
             kind=tracing.trace.SpanKind.CONSUMER,
             attributes={
                 "messaging.system": _SYSTEM,
+                "messaging.operation.type": "process",
                 "messaging.destination.name": first.topic,
                 "messaging.consumer.group.name": group,
                 "messaging.message.id": first.message_id,
                 "messaging.batch.message_count": len(messages),
             },
+            links=links,
         )
 
     def consumed(
@@ -98,8 +110,15 @@ class SpanObserver(Observer):
         error: BaseException | None,
         took_ms: float,
     ) -> None:
-        span: Any = context
-        if span is not None:
-            if error is not None:
-                span.record_exception(error)
-            span.end()
+        if context is not None:
+            self._end(context, error)
+
+    def _span_context(self, context: Any) -> Any:
+        return self._tracing.trace.get_current_span(context).get_span_context()
+
+    def _end(self, span: Any, error: BaseException | None) -> None:
+        if error is not None:
+            trace = self._tracing.trace
+            span.record_exception(error.__cause__ or error)
+            span.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
+        span.end()

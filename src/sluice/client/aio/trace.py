@@ -55,6 +55,7 @@ class TraceObserver(Observer):
         error: SluiceError | None,
         took_ms: float,
     ) -> None:
+        unique = result.message_id if result is not None else message_id
         kind = tracing.NORMAL
         if message.extra and "TRAN_MSG" in message.extra:
             kind = tracing.HALF
@@ -66,7 +67,7 @@ class TraceObserver(Observer):
             wall_ms(),
             self._group,
             message.topic,
-            message_id,
+            unique,
             message.tags,
             message.keys,
             result.queue.broker_name if result is not None else "",
@@ -76,7 +77,7 @@ class TraceObserver(Observer):
             result.offset_id if result is not None else "",
             error is None,
         )
-        self._add(line, [message_id, *message.keys.split()])
+        self._add(line, [unique, *message.keys.split()])
 
     def consuming(self, group: str, messages: list[ReceivedMessage]) -> object:
         request_id = uuid.uuid4().hex
@@ -172,6 +173,11 @@ class TraceObserver(Observer):
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        await self._send()
+        try:
+            async with asyncio.timeout(self._settings.close_ms / 2000):
+                await self._send()
+        except TimeoutError:
+            log_lines.warning("%d lines of the message trace are lost", len(self._lines))
+            self._lines.clear()
         if self._own is not None:
             await self._own.close()

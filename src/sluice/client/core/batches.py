@@ -6,7 +6,6 @@ once for all. Which queue a batch goes to is decided when it leaves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from sluice.model import Buffer
@@ -15,25 +14,29 @@ Outcome = TypeVar("Outcome")
 
 
 class OpenBatch(Generic[Outcome]):
-    """Messages on their way into one request."""
+    """Messages on their way into one request: their bodies, and their properties but the ids."""
 
-    __slots__ = ("due", "ids", "outcome", "parts", "size_bytes", "sys_flag", "topic")
+    __slots__ = ("bodies", "due", "flags", "outcome", "size_bytes", "sys_flag", "tails", "topic")
 
     def __init__(self, topic: str, sys_flag: int, due: float, outcome: Outcome) -> None:
         self.topic = topic
         self.sys_flag = sys_flag
         self.due = due
         self.outcome = outcome  # what those who wait for it wait on
-        self.parts: list[Buffer] = []
-        self.ids: list[str] = []
+        self.bodies: list[Buffer] = []
+        self.tails: list[bytes] = []
+        self.flags: dict[int, int] = {}  # of those that have one
         self.size_bytes = 0
 
-    def add(self, parts: Iterable[Buffer], message_id: str, size_bytes: int) -> int:
+    def add(self, body: Buffer, tail: bytes, flag: int, size_bytes: int) -> int:
         """Put a message in; its place."""
-        self.parts += parts
-        self.ids.append(message_id)
+        index = len(self.bodies)
+        self.bodies.append(body)
+        self.tails.append(tail)
+        if flag:
+            self.flags[index] = flag
         self.size_bytes += size_bytes
-        return len(self.ids) - 1
+        return index
 
 
 class Accumulator(Generic[Outcome]):
@@ -57,10 +60,10 @@ class Accumulator(Generic[Outcome]):
 
     def has_room(self, batch: OpenBatch[Outcome], size_bytes: int) -> bool:
         """Whether one more message fits; the first one always does."""
-        return not batch.ids or batch.size_bytes + size_bytes <= self._bytes_max
+        return not batch.bodies or batch.size_bytes + size_bytes <= self._bytes_max
 
     def is_full(self, batch: OpenBatch[Outcome]) -> bool:
-        return len(batch.ids) >= self._count_max or batch.size_bytes >= self._bytes_max
+        return len(batch.bodies) >= self._count_max or batch.size_bytes >= self._bytes_max
 
     def close(self, batch: OpenBatch[Outcome]) -> None:
         """Nothing more goes into it."""

@@ -11,16 +11,18 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import Enum
 from functools import lru_cache
-from itertools import count
+from struct import Struct
 from struct import error as struct_error
 from typing import Any, Final, NamedTuple
 
 from isal.isal_zlib import crc32
 
+from sluice.client.core.ids import KeyRange, key_of
 from sluice.errors import MessageIllegal, MessageInvalid, ProtocolError
 from sluice.model import Buffer
 from sluice.protocol import records
 from sluice.protocol.client_frames import ENTRY_HEAD, SentFields
+from sluice.protocol.framing import Frame
 from sluice.protocol.json_members import MessageQueue
 from sluice.protocol.message_batches import split_batch
 
@@ -82,7 +84,7 @@ class Message:
         self.topic = topic
         self.body: Buffer = body
         self.tags = tags
-        self.keys = keys if isinstance(keys, str) else " ".join(keys)
+        self.keys = keys if isinstance(keys, str) else " ".join(keys) if keys else ""
         self.properties = properties
         self.sharding_key = sharding_key
         self.delay_level = delay_level
@@ -115,8 +117,8 @@ class Message:
         for name, value in self.properties.items() if self.properties else ():
             if name in RESERVED:
                 raise MessageInvalid(f"property {name} is RocketMQ's own; use another name")
-            if not name:
-                raise MessageInvalid("a property without a name")
+            if not name or value == "":
+                raise MessageInvalid(f"property {name!r}: name and value must not be empty")
             texts += ((f"the name of property {name!r}", name), (f"property {name}", value))
         for what, text in texts:
             if not isinstance(text, str):
@@ -131,14 +133,18 @@ class Message:
 
     def wire_properties(self, unique: str) -> bytes:
         """All properties as they go over the wire; `unique` is the id that it is found by."""
+        return b"UNIQ_KEY\x01%b\x02%b" % (unique.encode(), self.wire_tail())
+
+    def wire_tail(self) -> bytes:
+        """The properties that follow the one with the id."""
         if (
             self.properties is None
             and self.extra is None
             and not (self.keys or self.sharding_key or self.delay_level)
             and not (self.delay_ms or self.deliver_at_ms)
         ):
-            return b"UNIQ_KEY\x01%b\x02%b" % (unique.encode(), _plain_tail(self.tags))
-        parts = [f"UNIQ_KEY\x01{unique}\x02WAIT\x01true\x02"]
+            return _plain_tail(self.tags) if self.tags else _SHORT_TAIL
+        parts = ["WAIT\x01true\x02"]
         pairs: list[tuple[str, object]] = [
             ("TAGS", self.tags),
             ("KEYS", self.keys),
@@ -153,11 +159,22 @@ class Message:
                 parts += (f"{name}\x01{value}\x02" for name, value in table.items() if value)
         return "".join(parts).encode()
 
-    def with_extra(self, **extra: str) -> Message:
-        """The same message with properties of the client's own."""
+    def with_properties(self, more: Mapping[str, str]) -> Message:
+        """The same message with more properties."""
+        copy = self._copy()
+        copy.properties = {**(self.properties or {}), **more}
+        copy._check()
+        return copy
+
+    def _copy(self) -> Message:
         copy = Message.__new__(Message)
         for name in Message.__slots__:
             setattr(copy, name, getattr(self, name))
+        return copy
+
+    def with_extra(self, **extra: str) -> Message:
+        """The same message with properties of the client's own."""
+        copy = self._copy()
         copy.extra = {**(self.extra or {}), **extra}
         return copy
 
@@ -176,24 +193,12 @@ def _body_of(body: object) -> bytes:
     )
 
 
+_SHORT_TAIL: Final = b"WAIT\x01true\x02"
+
+
 @lru_cache(maxsize=1024)
 def _plain_tail(tags: str) -> bytes:
-    return f"WAIT\x01true\x02TAGS\x01{tags}\x02".encode() if tags else b"WAIT\x01true\x02"
-
-
-class UniqueKeys:
-    """Ids that no other message has: who makes them, the time, a number."""
-
-    __slots__ = ("_maker", "_next")
-
-    def __init__(self, maker: bytes) -> None:
-        assert len(maker) == 10
-        self._maker = maker.hex().upper()
-        self._next = count().__next__
-
-    def make(self, now_ms: int) -> str:
-        """32 hexadecimal digits, as RocketMQ's are."""
-        return f"{self._maker}{now_ms & 0xFFFFFFFF:08X}{self._next() & 0xFFFF:04X}"
+    return f"WAIT\x01true\x02TAGS\x01{tags}\x02".encode()
 
 
 # ------------------------------------------------------------------------------------------ results
@@ -214,21 +219,38 @@ SEND_STATUSES: Final = {status.value: status for status in SendStatus}
 class SendResult:
     """Where a message went, and how well. `message_id` is what a consumer sees as its id."""
 
-    __slots__ = ("_fields", "_index", "message_id", "queue", "status")
+    __slots__ = ("_answer", "_index", "_key", "queue", "status")
 
     def __init__(
         self,
         status: SendStatus,
-        message_id: str,
+        key: str | bytes | KeyRange,
         queue: MessageQueue,
-        fields: SentFields,
+        answer: SentFields | Frame,
         index: int = 0,
     ) -> None:
+        """`key` is the id, or the properties that begin with it, or those of a whole batch."""
         self.status = status
-        self.message_id = message_id
         self.queue = queue
-        self._fields = fields
+        self._key = key
+        self._answer = answer
         self._index = index  # within a batch
+
+    @property
+    def message_id(self) -> str:
+        key = self._key
+        if isinstance(key, KeyRange):
+            return key.at(self._index)
+        if isinstance(key, bytes):
+            key = self._key = key_of(key)
+        return key
+
+    @property
+    def _fields(self) -> SentFields:
+        answer = self._answer
+        if not isinstance(answer, SentFields):
+            answer = self._answer = SentFields(answer)
+        return answer
 
     @property
     def queue_offset(self) -> int:
@@ -263,15 +285,15 @@ class SentBatch(NamedTuple):
     """Where a batch went; the result of a message is made when it is asked for."""
 
     status: SendStatus
-    message_ids: list[str]
+    keys: KeyRange
     queue: MessageQueue
     fields: SentFields
 
     def result(self, index: int) -> SendResult:
-        return SendResult(self.status, self.message_ids[index], self.queue, self.fields, index)
+        return SendResult(self.status, self.keys, self.queue, self.fields, index)
 
     def results(self) -> list[SendResult]:
-        return [self.result(index) for index in range(len(self.message_ids))]
+        return [self.result(index) for index in range(self.keys.number)]
 
 
 # ----------------------------------------------------------------------------------------- received
@@ -281,42 +303,53 @@ class ReceivedMessage:
     """One message of a pull. Its parts are made when they are asked for, and kept."""
 
     __slots__ = (
-        *("_body", "_body_at", "_body_end", "_data", "_end", "_fields", "_properties"),
+        *("_at", "_body", "_body_at", "_body_end", "_data", "_end", "_head", "_properties"),
         *("_properties_at", "attempts", "is_done", "queue", "queue_offset", "stored_bytes"),
+        *("sys_flag",),
     )
 
     def __init__(
         self,
-        fields: tuple[Any, ...],
         queue: MessageQueue,
         queue_offset: int,
         stored_bytes: int,
+        sys_flag: int,
         data: Buffer,
+        at: int,
         body_at: int,
         body_end: int,
         properties_at: int,
         end: int,
+        head: tuple[Any, ...] | None = None,
     ) -> None:
-        self._fields = fields
         self.queue = queue
         self.queue_offset = queue_offset
         self.stored_bytes = stored_bytes
+        self.sys_flag = sys_flag
         self._data = data
+        self._at = at
         self._body_at = body_at
         self._body_end = body_end
         self._properties_at = properties_at
         self._end = end
+        self._head = head  # None: not taken apart yet
         self._body: bytes | None = None
         self._properties: dict[str, str] | None = None
         self.is_done = False
         self.attempts = 0  # by this process, of an ordered message
 
     @property
+    def _fields(self) -> tuple[Any, ...]:
+        if self._head is None:
+            self._head = ENTRY_HEAD.unpack_from(self._data, self._at)
+        return self._head
+
+    @property
     def body(self) -> bytes:
         """The body as its producer gave it, unpacked."""
         if self._body is None:
             body = bytes(self._data[self._body_at : self._body_end])
-            self._body = _unpacked(body, self._fields[7]) if self._fields[7] & 1 else body
+            self._body = _unpacked(body, self.sys_flag) if self.sys_flag & 1 else body
         return self._body
 
     @property
@@ -381,10 +414,6 @@ class ReceivedMessage:
         return int(self._fields[6])
 
     @property
-    def sys_flag(self) -> int:
-        return int(self._fields[7])
-
-    @property
     def born_ms(self) -> int:
         return int(self._fields[8])
 
@@ -403,6 +432,8 @@ class ReceivedMessage:
 
 
 _BODY_AT: Final = ENTRY_HEAD.size
+# Of that head: size, magic, checksum, offset in the queue, flags, size of the body.
+_ENTRY_SKETCH: Final = Struct(">iII8xq8xi44xi")
 _ODD_FLAGS: Final = (
     records.SYS_BORN_V6 | records.SYS_STORE_V6 | records.SYS_NEED_UNWRAP | records.SYS_INNER_BATCH
 )
@@ -413,31 +444,40 @@ def read_pulled(data: Buffer, queue: MessageQueue) -> list[ReceivedMessage]:
 
     Raises ProtocolError where the bytes are no messages: nothing after them can be trusted.
     """
-    unpack = ENTRY_HEAD.unpack_from
+    unpack = _ENTRY_SKETCH.unpack_from
     messages: list[ReceivedMessage] = []
     add = messages.append
     view = memoryview(data)
     at, end = 0, len(data)
     try:
         while at < end:
-            fields = unpack(data, at)
-            size, magic, body_crc = fields[0], fields[1], fields[2]
-            if magic != records.MAGIC_V1 or fields[7] & _ODD_FLAGS:
+            size, magic, body_crc, queue_offset, sys_flag, body_bytes = unpack(data, at)
+            if magic != records.MAGIC_V1 or sys_flag & _ODD_FLAGS:
                 entry = records.decode(view, at)
                 messages += _odd(entry, queue)
                 at += entry.size
                 continue
+            begin = at
             body_at = at + _BODY_AT
-            body_end = body_at + fields[14]
+            body_end = body_at + body_bytes
             properties_at = body_end + 3 + data[body_end]
             at += size
             if not body_at <= body_end < properties_at <= at <= end:
                 raise ProtocolError(f"{queue}: a message that does not fit into its size")
             if crc32(view[body_at:body_end]) & _MASK_31 != body_crc:
-                raise ProtocolError(f"{queue}: the body at offset {fields[5]} is damaged")
+                raise ProtocolError(f"{queue}: the body at offset {queue_offset} is damaged")
             add(
                 ReceivedMessage(
-                    fields, queue, fields[5], size, data, body_at, body_end, properties_at, at
+                    queue,
+                    queue_offset,
+                    size,
+                    sys_flag,
+                    data,
+                    begin,
+                    body_at,
+                    body_end,
+                    properties_at,
+                    at,
                 )
             )
     except (ValueError, IndexError, struct_error, MessageIllegal) as error:
@@ -455,17 +495,21 @@ def _odd(entry: records.Entry, queue: MessageQueue) -> list[ReceivedMessage]:
     if not entry.sys_flag & records.SYS_INNER_BATCH:
         data = bytes(entry.body) + entry.properties
         body_bytes, end = len(entry.body), len(data)
-        message = ReceivedMessage(
-            fields, queue, entry.queue_offset, entry.size, data, 0, body_bytes, body_bytes, end
-        )
-        return [message]
+        place = (0, 0, body_bytes, body_bytes, end)
+        queue_offset, size = entry.queue_offset, entry.size
+        return [
+            ReceivedMessage(queue, queue_offset, size, entry.sys_flag, data, *place, head=fields)
+        ]
     base = records.property_value(entry.properties, b"INNER_BASE")
     first = int(base) if base else entry.queue_offset
     result = []
     for index, (_, body, properties) in enumerate(split_batch(entry.body)):
         data = bytes(body) + properties
         size, end = len(body), len(data)
-        result.append(ReceivedMessage(fields, queue, first + index, end, data, 0, size, size, end))
+        place = (0, 0, size, size, end)
+        result.append(
+            ReceivedMessage(queue, first + index, end, entry.sys_flag, data, *place, head=fields)
+        )
     return result
 
 

@@ -12,16 +12,29 @@ from typing import Final
 _PORTION_SECONDS: Final = 0.002
 _COUNT_MAX: Final = 128
 _WEIGHT: Final = 0.2  # of the newest measurement
+# Of a handler that takes less than this for a message, no worker gets less than so many, however
+# many others are free: handing over would cost more than they could save.
+_QUICK_SECONDS: Final = 0.000_060
+_QUICK_COUNT: Final = 16
 
 
 class PortionSize:
     """How long a handler takes, and how many messages it gets at once."""
 
-    __slots__ = ("_seconds", "count")
+    __slots__ = ("_count_max", "_seconds", "count")
 
-    def __init__(self) -> None:
+    def __init__(self, count_max: int = _COUNT_MAX) -> None:
+        """`count_max`: 1 where somebody wants to see each message by itself."""
+        self._count_max = count_max
         self._seconds = 0.0  # for one message; 0 before anything is known
         self.count = 1
+
+    def share(self, waiting: int, free: int) -> int:
+        """What one worker gets of so many that wait, while so many others are free."""
+        share = -(-waiting // (1 + free))
+        if 0 < self._seconds < _QUICK_SECONDS:
+            share = max(share, _QUICK_COUNT)
+        return min(self.count, share)
 
     def took(self, seconds: float, messages: int) -> None:
         """A portion took so long."""
@@ -32,4 +45,4 @@ class PortionSize:
             self._seconds = each  # it became slow: believed at once
         else:
             self._seconds += _WEIGHT * (each - self._seconds)
-        self.count = max(1, min(_COUNT_MAX, int(_PORTION_SECONDS / max(self._seconds, 1e-9))))
+        self.count = max(1, min(self._count_max, int(_PORTION_SECONDS / max(self._seconds, 1e-9))))

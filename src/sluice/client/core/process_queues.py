@@ -68,14 +68,20 @@ class ProcessQueue:
 
     def done(self, messages: Iterable[ReceivedMessage]) -> None:
         """These are handled, or somebody else has them now."""
+        count = size_bytes = 0
         for message in messages:
             message.is_done = True
-            self.under_way -= 1
-            self._unfinished -= 1
-            self._bytes -= message.stored_bytes
+            count += 1
+            size_bytes += message.stored_bytes
+        self.under_way -= count
+        self._unfinished -= count
+        self._bytes -= size_bytes
         order = self._order
+        last = None
         while order and order[0].is_done:
-            self.commit_offset = order.popleft().queue_offset + 1
+            last = order.popleft()
+        if last is not None:
+            self.commit_offset = last.queue_offset + 1
         if not order:
             # Behind the last one there may be some that this group does not want.
             self.commit_offset = max(self.commit_offset, self.next_offset)
@@ -115,13 +121,14 @@ class ProcessQueue:
     def oldest(self) -> ReceivedMessage | None:
         return self._order[0] if self._order else None
 
-    def why_full(self) -> str:
-        """Why nothing more is to be pulled now; empty where it may."""
+    def why_full(self, more_count: int = 0, more_bytes: int = 0) -> str:
+        """Why nothing more is to be pulled now; empty where it may. `more`: what is to come."""
         limits = self._limits
-        if self._unfinished >= limits.queue_count_max:
-            return f"{self._unfinished} messages are in memory (queue_count_max)"
-        if self._bytes >= limits.queue_bytes_max:
-            return f"{self._bytes} bytes are in memory (queue_bytes_max)"
-        if self.span >= limits.queue_span_max:
+        count, size_bytes = self._unfinished + more_count, self._bytes + more_bytes
+        if count >= limits.queue_count_max:
+            return f"{count} messages are in memory (queue_count_max)"
+        if size_bytes >= limits.queue_bytes_max:
+            return f"{size_bytes} bytes are in memory (queue_bytes_max)"
+        if self.span + more_count >= limits.queue_span_max:
             return f"offsets from the oldest on span {self.span} (queue_span_max)"
         return ""

@@ -40,7 +40,8 @@ _BUSY_CODES: Final = (Response.SYSTEM_BUSY, Response.FLOW_CONTROL)
 _ADVICE: Final[dict[int, tuple[type[SluiceError], str]]] = {
     Response.NO_PERMISSION: (
         NoPermission,
-        "look at the permissions of broker, topic and group (`sluice admin topicRoute`)",
+        "look at the permissions of broker, topic and group (`sluice admin topicRoute`), and at "
+        "access_key and secret_key where the broker wants them",
     ),
     Response.TOPIC_NOT_EXIST: (
         TopicMissing,

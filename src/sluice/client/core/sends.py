@@ -16,11 +16,14 @@ from sluice.client.core.refusals import is_worth_another_try
 from sluice.client.core.routes import Publishing
 from sluice.client.core.selectors import Selector, hash_selector
 from sluice.errors import (
+    LinkError,
     MessageInvalid,
     MessageTooLarge,
     NoNameserver,
+    NoPermission,
     SendFailed,
     SluiceError,
+    TopicMissing,
 )
 from sluice.protocol.json_members import MessageQueue
 
@@ -29,16 +32,16 @@ _PAUSE_MS: Final = 50
 _PAUSE_MS_MAX: Final = 1_000
 
 
-def check_size(message: Message, properties: bytes, bytes_max: int) -> None:
+def check_size(message: Message, properties_bytes: int, bytes_max: int) -> None:
     """Refuse what is too large before it goes anywhere."""
     if len(message.body) > bytes_max:
         raise MessageTooLarge(
             f"a body of {len(message.body)} bytes is over {bytes_max} (message_bytes_max); "
             "send it in parts, or raise the limit here and at the broker"
         )
-    if len(properties) > PROPERTIES_BYTES_MAX:
+    if properties_bytes > PROPERTIES_BYTES_MAX:
         raise MessageTooLarge(
-            f"properties of {len(properties)} bytes are over {PROPERTIES_BYTES_MAX}; "
+            f"properties of {properties_bytes} bytes are over {PROPERTIES_BYTES_MAX}; "
             "put large values into the body"
         )
 
@@ -82,10 +85,11 @@ def fixed_queue(
 class Tries:
     """How often a send was tried, and what is left to do when it failed."""
 
-    __slots__ = ("_tries_max", "avoided", "count")
+    __slots__ = ("_may_be_stored", "_tries_max", "avoided", "count")
 
     def __init__(self, tries_max: int) -> None:
         self._tries_max = tries_max
+        self._may_be_stored = False
         self.count = 1
         self.avoided = ""
 
@@ -93,6 +97,8 @@ class Tries:
         self, error: SluiceError, broker: str, broker_count: int, left_ms: float
     ) -> float | None:
         """After how long to try again; None where it is over."""
+        if isinstance(error, LinkError):
+            self._may_be_stored = True
         if self.count >= self._tries_max or not is_worth_another_try(error) or left_ms <= 0:
             return None
         pause = 0.0 if broker_count > 1 else min(_PAUSE_MS << self.count, _PAUSE_MS_MAX)
@@ -106,6 +112,8 @@ class Tries:
         """What the caller learns."""
         if not is_worth_another_try(error) or isinstance(error, NoNameserver):
             return error  # it says all there is to say
+        if isinstance(error, NoPermission | TopicMissing) and not self._may_be_stored:
+            return error  # every broker said no: there is no copy, and somebody has to allow it
         times = "once" if self.count == 1 else f"{self.count} times"
         failure = SendFailed(
             f"sending to {topic} failed, tried {times}, at last: {error}; where no answer came it "

@@ -11,9 +11,11 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field
+from datetime import datetime
 from typing import Any, Final, Literal, TypeVar
 
+from sluice.client.core.signing import Credentials, make_credentials
 from sluice.errors import ConfigError
 
 NAMESERVER_PROPERTY: Final = "rocketmq.namesrv.addr"
@@ -25,6 +27,7 @@ _GROUP_LENGTH_MAX: Final = 120
 _TOPIC_LENGTH_MAX: Final = 127
 
 StartAt = Literal["last", "first", "timestamp"]
+When = datetime | float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,9 @@ class ClientSettings:
     nameservers: tuple[str, ...] = ()
     nameserver_url: str = ""
     tls: ssl.SSLContext | None = None
+    access_key: str = ""  # of brokers with access control; with the secret key
+    secret_key: str = field(default="", repr=False)
+    security_token: str = field(default="", repr=False)
     instance_name: str = ""  # of the client's id; empty makes one that no other has
     connect_ms: int = 3_000
     request_ms: int = 3_000
@@ -44,8 +50,22 @@ class ClientSettings:
     trace_topic: str = "RMQ_SYS_TRACE_TOPIC"
 
     def __post_init__(self) -> None:
+        _check_types(self)
         for name in ("connect_ms", "request_ms", "route_ms", "heartbeat_ms", "close_ms"):
             _need(getattr(self, name) > 0, f"{name} must be above 0")
+        make_credentials(self.access_key, self.secret_key, self.security_token)
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """What requests are signed with; None where they are not."""
+        return make_credentials(self.access_key, self.secret_key, self.security_token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminSettings(ClientSettings):
+    """What an administrator's client has: nothing beside that, but more patience."""
+
+    request_ms: int = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +82,8 @@ class ProducerSettings(ClientSettings):
     avoid_slow_brokers: bool = True
     batching: bool = False
     linger_ms: float = 5
-    batch_bytes: int = 128 * 1024
+    # A broker takes the shortest way with frames that are below 64 KiB, this one at least.
+    batch_bytes: int = 60 * 1024
     batch_count: int = 1000
     waiting_max: int = 8192  # sends without an answer, to one broker
 
@@ -85,7 +106,7 @@ class ConsumerSettings(ClientSettings):
     group: str
     broadcasting: bool = False
     start_at: StartAt = "last"
-    start_timestamp: float = 0.0  # seconds since 1970, with start_at="timestamp"
+    start_timestamp: When = 0.0  # with start_at="timestamp": a datetime, or seconds since 1970
     pull_count: int = 32
     pull_wait_ms: int = 15_000
     queue_count_max: int = 1000  # messages of one queue in memory; above, nothing is pulled
@@ -132,6 +153,29 @@ class PullSettings(ConsumerSettings):
     auto_commit: bool = True
 
 
+# What the annotation of a setting lets through; a bool is no number here.
+_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "bool": (bool,),
+    "When": (int, float, datetime),
+}
+
+
+def _check_types(settings: ClientSettings) -> None:
+    """Refuse a value of a wrong type where it is given, not where it is first used."""
+    for name, field_of in settings.__dataclass_fields__.items():
+        allowed = _TYPES.get(str(field_of.type))
+        if allowed is None:
+            continue
+        value = getattr(settings, name)
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            names = " or ".join(one.__name__ for one in allowed)
+            # What was given is not shown: it may be a secret in the wrong place.
+            raise ConfigError(f"{name}: {names}, not {type(value).__name__}")
+
+
 def _need(holds: bool, text: str) -> None:
     if not holds:
         raise ConfigError(text)
@@ -171,6 +215,9 @@ def make_settings(
     if unknown:
         allowed = ", ".join(sorted(kind.__dataclass_fields__))
         raise ConfigError(f"no setting is called {unknown[0]}; there are {allowed}")
+    group = kind.__dataclass_fields__.get("group")
+    if group is not None and group.default is MISSING and "group" not in given:
+        raise ConfigError("group: a consumer needs the name of its group; members share topics")
     addresses: tuple[str, ...] = ()
     for source in (
         nameservers,
@@ -191,7 +238,13 @@ def split_nameservers(given: str | Iterable[str] | None) -> tuple[str, ...]:
     """Addresses out of "a:1;b:2", or out of several such texts."""
     if given is None:
         return ()
-    parts = [given] if isinstance(given, str) else list(given)
+    wrong = ConfigError(f"nameservers: a text as host:port;host:port, or several, not {given!r}")
+    try:
+        parts = [given] if isinstance(given, str) else list(given)
+    except TypeError:
+        raise wrong from None
+    if not all(isinstance(part, str) for part in parts):
+        raise wrong
     return tuple(
         address.strip()
         for part in parts

@@ -6,7 +6,7 @@ compared here again. An SQL expression is the broker's affair alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,8 +25,27 @@ class Sql:
     expression: str
 
 
-def make_subscription(topic: str, wanted: str | Sql | Sequence[str], version: int) -> Subscription:
+Wanted = str | Sql | Sequence[str]  # of one topic
+Topics = Mapping[str, Wanted] | Sequence[str] | str
+
+
+def wanted_of(topics: Topics) -> dict[str, Wanted]:
+    """What a user wants of each topic: one name, several, or a table of names and expressions."""
+    if isinstance(topics, str):
+        return {topics: ALL} if topics else {}
+    if isinstance(topics, Mapping):
+        return dict(topics)
+    if isinstance(topics, list | tuple | set | frozenset):
+        return dict.fromkeys(topics, ALL)
+    raise ConfigError(
+        f"topics: a name, a list of names, or a table of names and tags, not {topics!r}"
+    )
+
+
+def make_subscription(topic: str, wanted: Wanted, version: int) -> Subscription:
     """A subscription out of tags (`"A || B"`, or a list of them) or an `Sql`."""
+    if not isinstance(wanted, Sql | str | list | tuple | set | frozenset):
+        raise ConfigError(f"{topic}: tags as a text or a list, or an Sql, not {wanted!r}")
     if isinstance(wanted, Sql):
         if not wanted.expression.strip():
             raise ConfigError(f"{topic}: an SQL expression that is empty")

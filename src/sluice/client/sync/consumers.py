@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from sluice.client.aio import pull, push
 from sluice.client.core.messages import ReceivedMessage
 from sluice.client.sync.loop_thread import loop_thread
+from sluice.errors import ClientClosed
 from sluice.protocol.json_members import MessageQueue
+
+_TELL_SECONDS: Final = 0.05
 
 
 class PushConsumer:
@@ -90,12 +95,22 @@ class PullConsumer:
     def __init__(self, nameservers: str | Sequence[str] | None = None, **options: Any) -> None:
         self._thread = loop_thread()
         self._aio = pull.PullConsumer(nameservers, **options)
+        # Of an iteration: what is to come, what the caller has now, and what is handled.
+        self._ahead: deque[pull.Ahead] = deque()
+        self._current: pull.Ahead | None = None
+        self._handled: deque[pull.Ahead] = deque()
+        self._told_at = 0.0
 
     def start(self) -> None:
         self._thread.run(self._aio.start())
 
     def close(self, *, handled: bool = True) -> None:
         """Commit what is handled, and leave. `handled`: whether what was returned last is."""
+        self._thread.check()
+        if handled:
+            self._end_current()
+        if self._handled:
+            self._thread.call(self._tell)
         self._thread.run(self._aio.close(handled=handled))
 
     def __enter__(self) -> Self:
@@ -130,14 +145,54 @@ class PullConsumer:
 
     def poll(self, timeout_seconds: float = 5.0, count: int = 32) -> list[ReceivedMessage]:
         """The next messages, at most so many; none where none came in time."""
-        return self._thread.run(self._aio.poll(timeout_seconds, count))
+        return self._thread.run(self._poll(timeout_seconds, count))
+
+    async def _poll(self, timeout_seconds: float, count: int) -> list[ReceivedMessage]:
+        self._end_current()
+        self._tell()
+        if self._ahead:  # what an iteration has left comes first
+            self._aio.give_back(self._ahead)
+            self._ahead.clear()
+        return await self._aio.poll(timeout_seconds, count)
+
+    async def _more(self) -> None:
+        self._tell()
+        self._ahead.extend(await self._aio.take_ahead())
+
+    def _end_current(self) -> None:
+        if self._current is not None:
+            self._handled.append(self._current)
+            self._current = None
+
+    def _tell(self) -> None:
+        """On the loop: these messages are handled."""
+        handled = [self._handled.popleft() for _ in range(len(self._handled))]
+        self._aio.settle(handled)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """One message after the other, without an end; each is handled when the next is taken."""
+        """One message after the other until it is closed; handled when the next is taken."""
+        self._aio.session.check_open()
         while True:
-            for message in self.poll():
-                yield message
-                self._thread.loop.call_soon_threadsafe(self._aio.settle_one, message)
+            self._end_current()  # the one before, perhaps of an iteration that was left
+            if not self._ahead:
+                try:
+                    self._thread.run(self._more())
+                except ClientClosed:
+                    if self._aio.session.is_open:
+                        raise  # it was not closed: this thread may not call it
+                    return
+                continue
+            self._current = self._ahead.popleft()
+            if self._current[0].is_dropped:
+                self._current = None
+                continue
+            yield self._current[1]
+            self._end_current()
+            now = time.monotonic()
+            if now - self._told_at > _TELL_SECONDS:
+                # The loop learns of it soon; telling it each time would cost more than the rest.
+                self._told_at = now
+                self._thread.loop.call_soon_threadsafe(self._tell)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on at an offset; what was fetched ahead is dropped."""
@@ -173,4 +228,7 @@ class PullConsumer:
 
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Commit all that was returned, or these offsets; the broker has it when this returns."""
+        self._end_current()
+        if self._handled:
+            self._thread.call(self._tell)
         self._thread.run(self._aio.commit(offsets))

@@ -22,7 +22,7 @@ class LoopThread:
     """An event loop on a daemon thread, and ways to have something done there."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.is_foreign = False  # of the process before a fork
         self.loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="sluice-client", daemon=True)
         self._thread.start()
@@ -33,9 +33,9 @@ class LoopThread:
 
     def check(self) -> None:
         """Refuse a call that could never come back."""
-        if self.pid != os.getpid():
+        if self.is_foreign:
             raise ClientClosed("this client belongs to the process before the fork; make a new one")
-        if threading.current_thread() is self._thread:
+        if threading.get_ident() == self._thread.ident:
             raise ClientClosed(
                 "a blocking call inside of a coroutine of the client's own loop would wait for "
                 "ever; use sluice.aio there"
@@ -72,16 +72,28 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-_lock: Final = threading.Lock()
-_threads: Final[dict[int, LoopThread]] = {}
+class _Shared:
+    """The thread of this process, if it has one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.thread: LoopThread | None = None
+
+    def after_fork(self) -> None:
+        """In the child: the thread stayed behind, and whoever held the lock did, too."""
+        self.lock = threading.Lock()
+        if self.thread is not None:
+            self.thread.is_foreign = True
+            self.thread = None
+
+
+_shared: Final = _Shared()
+os.register_at_fork(after_in_child=_shared.after_fork)
 
 
 def loop_thread() -> LoopThread:
     """The process's thread, started where it has none."""
-    with _lock:
-        pid = os.getpid()
-        found = _threads.get(pid)
-        if found is None:
-            _threads.clear()
-            found = _threads[pid] = LoopThread()
-        return found
+    with _shared.lock:
+        if _shared.thread is None:
+            _shared.thread = LoopThread()
+        return _shared.thread

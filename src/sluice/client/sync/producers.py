@@ -14,6 +14,7 @@ from sluice.client.aio.batching import Results, Ticket
 from sluice.client.core.messages import Message, ReceivedMessage, Reply, SendResult
 from sluice.client.core.selectors import Selector
 from sluice.client.core.transactions import TransactionState
+from sluice.client.sync.direct import DirectSends
 from sluice.client.sync.futures import SendFuture
 from sluice.client.sync.loop_thread import loop_thread
 from sluice.errors import ClientClosed, MessageInvalid
@@ -107,12 +108,15 @@ class _Face(Generic[Aio]):
         self._thread = loop_thread()
         self._aio = make()
         self._sends = _Sends(self._aio)
+        self._direct = DirectSends(self._aio, self._thread)
 
     def start(self) -> None:
         self._thread.run(self._aio.start())
 
     def close(self) -> None:
         """Send what waits, wait for answers for a bounded time, and leave."""
+        self._thread.check()
+        self._direct.close(self._aio.settings.close_ms / 1000)
         self._thread.run(self._aio.close())
 
     def __enter__(self) -> Self:
@@ -137,6 +141,11 @@ class _Face(Generic[Aio]):
     ) -> SendResult:
         """Send and wait for the result. Any result means that the message is stored."""
         options: dict[str, Any] = {}
+        if queue is None and selector is None and type(message) is Message:
+            self._thread.check()
+            result = self._direct.send(message, timeout_ms)
+            if result is not None:
+                return result
         if queue is not None or selector is not None or timeout_ms:
             options = {"queue": queue, "selector": selector, "argument": argument}
             options["timeout_ms"] = timeout_ms
