@@ -1,0 +1,257 @@
+"""This module turns Arrow columns into batches of messages, with no loop over rows.
+
+The columns are those of Spark's Kafka sink (value, key, topic, partition, headers), and `tag` and
+`keys` of RocketMQ's. All messages of a record batch are joined to one text in the form of
+RocketMQ's batches (`protocol/message_batches.py`); what goes to one queue is a stretch of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from isal.isal_zlib import crc32
+
+from sluice.client.core.messages import RESERVED
+from sluice.errors import MessageIllegal
+from sluice.model import Buffer
+from sluice.protocol.message_batches import BATCH_COUNT_MAX
+from sluice.protocol.records import CRC_PROPERTY_BYTES, PROPERTIES_BYTES_MAX
+
+Numbers = npt.NDArray[np.int64]
+
+WRITTEN: Final = ("value", "key", "topic", "partition", "headers", "tag", "keys")
+# Columns that a row has when it was read, and that the broker gives anew.
+IGNORED: Final = ("offset", "timestamp", "timestampType", "bornTimestamp", "messageId", "broker")
+_HEAD: Final = np.dtype(
+    [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body", ">i4")]
+)
+_SLICE_BYTES: Final = 64 * 1024 * 1024
+_SEPARATORS: Final = "[\x01\x02]"
+_RESERVED: Final = pa.array(sorted(RESERVED), pa.string())
+
+
+class Portion(NamedTuple):
+    """Messages for one queue. `partition`: -1 where any queue will do."""
+
+    topic: str
+    partition: int
+    body: Buffer
+    rows: int
+
+
+def check_columns(fields: list[tuple[str, str]], topic: str) -> None:
+    """Refuse a DataFrame that cannot be written: (name, type as Spark's `simpleString`)."""
+    types = {
+        "value": ("binary", "string"),
+        "key": ("binary", "string"),
+        "topic": ("string",),
+        "partition": ("int",),
+        "headers": ("array<struct<key:string,value:binary>>",),
+        "tag": ("string",),
+        "keys": ("array<string>",),
+    }
+    names = [name for name, _ in fields]
+    for name, kind in fields:
+        if name in IGNORED:
+            continue
+        if name not in types:
+            raise MessageIllegal(
+                f"column {name!r} cannot be written; there are {', '.join(WRITTEN)}"
+            )
+        if kind not in types[name]:
+            raise MessageIllegal(f"column {name} is {kind}; it must be {' or '.join(types[name])}")
+    if "value" not in names:
+        raise MessageIllegal("the DataFrame has no column value, which every message needs")
+    if not topic and "topic" not in names:
+        raise MessageIllegal("name the topic with option topic, or in a column topic")
+
+
+def portions(
+    batch: pa.RecordBatch, topic: str, partition_counts: Any, bytes_max: int
+) -> Iterator[Portion]:
+    """The messages of a record batch, by queue, in portions of about `bytes_max`.
+
+    `topic`: of all rows, or empty where a column says; `partition_counts` tells how many partitions
+    a topic has. Raises MessageIllegal where a row is no message.
+    """
+    if not batch.num_rows:
+        return
+    step = max(1, batch.num_rows * _SLICE_BYTES // max(1, batch.nbytes))
+    for at in range(0, batch.num_rows, step):
+        piece = batch.slice(at, step)
+        messages = _messages(piece)
+        for name, rows in _topics(piece, topic):
+            targets = _targets(piece, rows, partition_counts(name), name)
+            for partition in np.unique(targets).tolist():
+                own = rows[targets == partition]
+                chosen = messages if len(own) == len(messages) else messages.take(pa.array(own))
+                yield from _cut(chosen, name, partition, bytes_max)
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
+    index = batch.schema.get_field_index(name)
+    return batch.column(index) if index >= 0 else None
+
+
+def _topics(batch: pa.RecordBatch, topic: str) -> Iterator[tuple[str, Numbers]]:
+    """The rows of each topic."""
+    if topic:
+        yield topic, np.arange(batch.num_rows)
+        return
+    names = _column(batch, "topic")
+    assert names is not None, "checked when the query began"
+    if names.null_count:
+        raise MessageIllegal(f"{names.null_count} rows name no topic, and option topic is not set")
+    encoded = names.dictionary_encode()
+    which = np.asarray(encoded.indices)
+    for number, name in enumerate(encoded.dictionary.to_pylist()):
+        yield name, np.flatnonzero(which == number)
+
+
+def _targets(batch: pa.RecordBatch, rows: Numbers, count: int, topic: str) -> Numbers:
+    """The partition of each row: as the row says, by its key, or -1 for any."""
+    targets = np.full(len(rows), -1, np.int64)
+    keys = _column(batch, "key")
+    if keys is not None and keys.null_count < len(keys):
+        encoded = keys.take(pa.array(rows)).dictionary_encode()
+        hashes = [crc32(_as_bytes(key)) % count for key in encoded.dictionary.to_pylist()]
+        which = np.asarray(encoded.indices.fill_null(-1))
+        # The last one is for rows without a key: numpy counts -1 from the end.
+        targets = np.array([*hashes, -1], np.int64)[which]
+    wanted = _column(batch, "partition")
+    if wanted is not None and wanted.null_count < len(wanted):
+        own = np.asarray(wanted.take(pa.array(rows)).cast(pa.int64()).fill_null(-1))
+        if int(own.max()) >= count or int(own.min()) < -1:
+            wrong = int(own.max()) if int(own.max()) >= count else int(own.min())
+            raise MessageIllegal(f"partition {wrong}: topic {topic} has {count} partitions")
+        targets = np.where(own >= 0, own, targets)
+    return targets
+
+
+def _as_bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _cut(messages: pa.Array, topic: str, partition: int, bytes_max: int) -> Iterator[Portion]:
+    """Stretches of the text that the messages lie in one after the other."""
+    _, offsets_buffer, data = messages.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32)[
+        messages.offset : messages.offset + len(messages) + 1
+    ].astype(np.int64)
+    view = memoryview(data)
+    at = 0
+    while at < len(messages):
+        stop = int(np.searchsorted(offsets, offsets[at] + bytes_max, "right")) - 1
+        stop = min(max(stop, at + 1), at + BATCH_COUNT_MAX, len(messages))
+        yield Portion(topic, partition, view[int(offsets[at]) : int(offsets[stop])], stop - at)
+        at = stop
+
+
+# ----------------------------------------------------------------------------------------- messages
+
+
+def _messages(batch: pa.RecordBatch) -> pa.Array:
+    """Every row in the form that a batch has it in."""
+    values = _column(batch, "value")
+    assert values is not None, "checked when the query began"
+    values = values.cast(pa.binary())
+    sizes = np.asarray(pc.fill_null(pc.binary_length(values), 0)).astype(np.int64)
+    empty = int((sizes == 0).sum())
+    if empty:
+        raise MessageIllegal(
+            f"{empty} rows have a value that is null or empty; brokers take no message without one"
+        )
+    properties = _properties(batch)
+    property_sizes = np.asarray(pc.binary_length(properties)).astype(np.int64)
+    if int(property_sizes.max()) > PROPERTIES_BYTES_MAX - CRC_PROPERTY_BYTES:
+        raise MessageIllegal(
+            f"key, tag and headers of a row take {int(property_sizes.max())} bytes; "
+            f"{PROPERTIES_BYTES_MAX - CRC_PROPERTY_BYTES} at most"
+        )
+    heads = np.zeros(len(sizes), _HEAD)
+    heads["size"] = 22 + sizes + property_sizes
+    heads["body"] = sizes
+    return pc.binary_join_element_wise(
+        _fixed(heads), values, _fixed(property_sizes.astype(">i2")), properties, b""
+    )
+
+
+def _fixed(rows: npt.NDArray[Any]) -> pa.Array:
+    """Numbers as their bytes, each row a binary value."""
+    width = rows.dtype.itemsize
+    offsets = np.arange(0, width * len(rows) + 1, width, dtype=np.int32)
+    data = pa.py_buffer(np.ascontiguousarray(rows).view(np.uint8).reshape(-1))
+    return pa.BinaryArray.from_buffers(pa.binary(), len(rows), [None, pa.py_buffer(offsets), data])
+
+
+def _properties(batch: pa.RecordBatch) -> pa.Array:
+    parts = []
+    keys = _column(batch, "keys")
+    if keys is not None:
+        parts.append(_one_property("KEYS", _joined_keys(keys), "keys"))
+    else:
+        key = _column(batch, "key")
+        if key is not None:
+            parts.append(_one_property("KEYS", _text(key, "key"), "key"))
+    tag = _column(batch, "tag")
+    if tag is not None:
+        parts.append(_one_property("TAGS", tag, "tag"))
+    headers = _column(batch, "headers")
+    if headers is not None:
+        parts.append(_header_properties(headers))
+    if not parts:
+        return pa.repeat(pa.scalar(b"", pa.binary()), batch.num_rows)
+    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, b"")
+
+
+def _text(values: pa.Array, name: str) -> pa.Array:
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise MessageIllegal(
+            f"column {name} holds bytes that are no UTF-8 text; a message's key is text"
+        ) from None
+
+
+def _joined_keys(keys: pa.Array) -> pa.Array:
+    flat = keys.flatten()
+    if pc.any(pc.match_substring(flat, " ")).as_py():
+        raise MessageIllegal("column keys holds a key with a blank; blanks separate keys")
+    return pc.binary_join(keys, " ")
+
+
+def _one_property(name: str, values: pa.Array, column: str) -> pa.Array:
+    """`name 0x01 value 0x02`, or nothing where there is no value."""
+    _refuse_separators(values, f"column {column}")
+    values = values.cast(pa.binary())
+    whole = pc.binary_join_element_wise(f"{name}\x01".encode(), values, b"\x02", b"")
+    has = pc.greater(pc.fill_null(pc.binary_length(values), 0), 0)
+    return pc.if_else(has, whole, pa.scalar(b"", pa.binary()))
+
+
+def _header_properties(headers: pa.Array) -> pa.Array:
+    flat = headers.flatten()
+    names, values = flat.field("key"), flat.field("value")
+    if names.null_count:
+        raise MessageIllegal("column headers holds a header without a key")
+    own = pc.is_in(names, _RESERVED)
+    if pc.any(own).as_py():
+        name = names.filter(own)[0].as_py()
+        raise MessageIllegal(f"header {name} is RocketMQ's own; use another name")
+    _refuse_separators(names, "the key of a header")
+    _refuse_separators(_text(values, "headers"), "a header")
+    items = pc.binary_join_element_wise(names.cast(pa.binary()), values.fill_null(b""), b"\x01")
+    items = pc.binary_join_element_wise(items, b"\x02", b"")
+    offsets = headers.offsets.to_numpy()
+    lists = pa.ListArray.from_arrays(pa.array(offsets - offsets[0]), items)
+    return pc.fill_null(pc.binary_join(lists, b""), b"")
+
+
+def _refuse_separators(values: pa.Array, what: str) -> None:
+    if pc.any(pc.match_substring_regex(values, _SEPARATORS)).as_py():
+        raise MessageIllegal(f"{what} holds 0x01 or 0x02, which separate properties")

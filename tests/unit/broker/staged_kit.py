@@ -1,0 +1,52 @@
+"""This module stages and publishes on the services of a broker, as a job's tasks and driver do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sluice.broker.staged_writes import Handle, Owner
+from sluice.errors import SluiceError
+from sluice.protocol.message_batches import join_batch
+from tests.unit.broker.transaction_kit import HOST, TOPIC, Broker
+
+
+def batch_body(bodies: Sequence[bytes], tag: str = "") -> bytes:
+    properties = f"TAGS\x01{tag}\x02".encode() if tag else b""
+    return join_batch((0, body, properties) for body in bodies)
+
+
+def stage(
+    broker: Broker, bodies: Sequence[bytes], queue: int = 0, batch: int = 0, sink: str = "sink"
+) -> Handle:
+    """A task stages messages; raises what it is refused with."""
+    outcome: list[SluiceError | None] = []
+    handle = broker.core.staged.stage(
+        Owner(sink, batch), TOPIC, queue, batch_body(bodies), HOST, outcome.append
+    )
+    broker.settle()
+    (error,) = outcome
+    if error is not None:
+        raise error
+    return handle
+
+
+def publish(
+    broker: Broker,
+    handles: list[Handle],
+    batch: int = 0,
+    sink: str = "sink",
+    *,
+    once: bool = False,
+) -> bool:
+    """A driver publishes; whether it was this call that did it."""
+    outcome: list[tuple[bool, SluiceError | None]] = []
+
+    def done(is_new: bool, error: SluiceError | None) -> None:
+        outcome.append((is_new, error))
+
+    broker.core.staged.publish(Owner(sink, batch), handles, done, once=once)
+    broker.settle()
+    ((is_new, error),) = outcome
+    if error is not None:
+        raise error
+    return is_new

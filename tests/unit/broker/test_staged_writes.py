@@ -1,0 +1,225 @@
+"""Staged writes: nobody sees them before they are published, and then all of them, once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sluice.broker import staged_writes
+from sluice.broker.staged_writes import Handle, Owner
+from sluice.broker.topic_deletion import delete_topic
+from sluice.broker.topics import STAGED_TOPIC, TopicSettings
+from sluice.errors import (
+    Busy,
+    IllegalOperation,
+    MessageIllegal,
+    ParameterInvalid,
+    SluiceError,
+)
+from sluice.protocol.message_batches import join_batch
+from sluice.protocol.remoting_codes import RequestCode as Request
+from sluice.protocol.remoting_codes import ResponseCode as Response
+from sluice.storage.state import STAGED_TABLE
+from tests.unit.broker.broker_kit import running
+from tests.unit.broker.staged_kit import batch_body, publish, stage
+from tests.unit.broker.transaction_kit import HOST, TOPIC, Broker
+from tests.unit.loops import run_once
+
+HOUR_MS = 3_600_000
+
+
+def test_what_is_staged_is_seen_when_it_is_published_and_in_the_order_of_the_handles() -> None:
+    broker = Broker()
+    handles = [stage(broker, [b"a%d" % n for n in range(5)]), stage(broker, [b"b"], 1)]
+    handles.append(stage(broker, [b"c", b"d"]))
+    broker.tick(5000)
+    assert broker.bodies() == []
+    assert publish(broker, [handles[2], handles[0], handles[1]])
+    assert broker.bodies() == [b"c", b"d", b"a0", b"a1", b"a2", b"a3", b"a4", b"b"]
+    assert {entry.queue_id for entry in broker.entries()} == {0, 1}
+    assert broker.core.staged.last_batch("sink") == 0
+
+
+def test_a_batch_is_published_once_whoever_asks_and_with_what() -> None:
+    broker = Broker()
+    first = stage(broker, [b"first try"])
+    again = stage(broker, [b"second try"])
+    assert publish(broker, [first])
+    assert not publish(broker, [first])
+    assert not publish(broker, [again])
+    assert not publish(broker, []), "an older one too"
+    assert broker.bodies() == [b"first try"]
+    assert publish(broker, [stage(broker, [b"next"], batch=1)], 1)
+    assert not publish(broker, [stage(broker, [b"late"], batch=0)], 0)
+    assert publish(broker, [stage(broker, [b"other sink"], sink="two")], sink="two")
+    assert sorted(broker.bodies()) == [b"first try", b"next", b"other sink"]
+    broker.reopen()
+    assert not publish(broker, [again])
+    assert broker.core.staged.last_batch("sink") == 1
+
+
+def test_an_empty_batch_is_published_too() -> None:
+    broker = Broker()
+    assert publish(broker, [])
+    assert not publish(broker, [stage(broker, [b"late"])])
+    assert broker.bodies() == []
+
+
+def test_only_what_was_staged_for_this_batch_can_be_published() -> None:
+    broker = Broker()
+    good = stage(broker, [b"good"])
+    other_sink = stage(broker, [b"x"], sink="other")
+    other_batch = stage(broker, [b"x"], batch=1)
+    normal = broker.begin(b"half")
+    for wrong in (
+        other_sink,
+        other_batch,
+        Handle(good.position, good.token + 1),
+        Handle(good.position + 1, good.token),
+        Handle(normal.position, 0),
+        Handle(1 << 50, 0),
+    ):
+        with pytest.raises(IllegalOperation, match="stage the batch again"):
+            publish(broker, [good, wrong])
+    with pytest.raises(ParameterInvalid, match="each once"):
+        publish(broker, [good, good])
+    assert broker.bodies() == [], "nothing of a batch that was refused"
+    broker.reopen()
+    assert publish(broker, [good]), "handles live as long as the log does"
+    assert broker.bodies() == [b"good"]
+
+
+def test_what_could_not_be_stored_later_is_refused_when_it_is_staged() -> None:
+    broker = Broker()
+    broker.core.topics.put(
+        [
+            TopicSettings("memory", 1, 1, attributes={"storage": "memory"}),
+            TopicSettings("once", 1, 1, attributes={"dedup.window.ms": "1000"}),
+        ]
+    )
+    broker.settle()
+
+    def refused(body: bytes, topic: str = TOPIC, queue: int = 0, **owner: Any) -> SluiceError:
+        with pytest.raises(SluiceError) as caught:
+            broker.core.staged.stage(
+                Owner(owner.get("sink", "s"), owner.get("batch", 0)),
+                *(topic, queue, body, HOST, lambda _: None),
+            )
+        return caught.value
+
+    assert isinstance(refused(b""), MessageIllegal)
+    assert "without a body" in str(refused(batch_body([b""])))
+    assert "delayed" in str(refused(join_batch([(0, b"x", b"DELAY\x013\x02")])))
+    assert isinstance(refused(batch_body([b"x" * 70_000])), MessageIllegal)
+    assert isinstance(refused(batch_body([b"x"]), queue=9), ParameterInvalid)
+    assert "kept in memory" in str(refused(batch_body([b"x"]), "memory"))
+    assert "duplicates" in str(refused(batch_body([b"x"]), "once"))
+    assert "forbidden" in str(refused(batch_body([b"x"]), STAGED_TOPIC))
+    assert "printable" in str(refused(batch_body([b"x"]), sink="a\x02b"))
+    assert "batch -1" in str(refused(batch_body([b"x"]), batch=-1))
+
+
+def test_large_batches_are_written_in_portions_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged_writes, "_TURN_MESSAGES_MAX", 7)
+    broker = Broker()
+    wanted = [b"%d" % n for n in range(100)]
+    handles = [stage(broker, wanted[:60]), stage(broker, wanted[60:])]
+    assert publish(broker, handles)
+    assert broker.bodies() == wanted
+
+
+def test_a_disk_that_is_full_delays_what_was_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker()
+    handle = stage(broker, [b"a", b"b"])
+    real = broker.core.store.stage_batch
+
+    def full(*arguments: Any) -> Any:
+        raise Busy("no room")
+
+    monkeypatch.setattr(broker.core.store, "stage_batch", full)
+    with pytest.raises(Busy, match="no room"):
+        publish(broker, [handle])
+    assert not broker.core.staged.is_clear(handle.position + 1), "retention has to wait"
+    with pytest.raises(Busy, match="publishes batch 0"):
+        publish(broker, [], 1)
+    monkeypatch.setattr(broker.core.store, "stage_batch", real)
+    broker.tick(1100)
+    assert broker.bodies() == [b"a", b"b"]
+    assert broker.core.staged.is_clear(handle.position + 1)
+    assert not publish(broker, [handle])
+
+
+def test_a_topic_that_is_gone_takes_its_messages_with_it() -> None:
+    broker = Broker()
+    handle = stage(broker, [b"a"])
+    kept = stage(broker, [b"b"], 1)
+    outcome: list[SluiceError | None] = []
+    delete_topic(broker.core, TOPIC, outcome.append)
+    broker.settle()
+    assert outcome == [None]
+    assert broker.core.topics.get(TOPIC) is None
+    assert publish(broker, [handle, kept]), "the decision is kept, the messages go nowhere"
+    assert broker.bodies() == []
+
+
+def test_sinks_are_bounded_and_those_of_one_batch_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staged_writes, "SINKS_MAX", 2)
+    broker = Broker()
+    assert publish(broker, [], sink="one", once=True)
+    assert publish(broker, [], sink="two")
+    with pytest.raises(Busy, match="2 sinks"):
+        publish(broker, [], sink="three")
+    broker.pass_ms(HOUR_MS // 2)
+    assert not publish(broker, [], sink="one", once=True), "an answer may have been lost"
+    broker.pass_ms(HOUR_MS)
+    assert list(broker.core.store.table(STAGED_TABLE)) == ["two"]
+    assert publish(broker, [], sink="three")
+
+
+def test_the_requests() -> None:
+    async def work() -> None:
+        async with running() as rig:
+            await rig.make_topic("t")
+            where = {"sink": "job", "batch": 3, "topic": "t", "queueId": 1}
+            staged = await rig.done(Request.SLUICE_STAGE, where, batch_body([b"x", b"y"], "T"))
+            assert (await rig.pull("t", 0, 1)).code == Response.PULL_NOT_FOUND
+            state = await rig.done(Request.SLUICE_SINK_STATE, {"sink": "job"})
+            assert state.ext["batch"] == "-1"
+            owner = {"sink": "job", "batch": 3}
+            handles = b'["%b"]' % staged.ext["handle"].encode()
+            answer = await rig.done(Request.SLUICE_PUBLISH, owner, handles)
+            assert answer.ext["published"] == "true"
+            answer = await rig.done(Request.SLUICE_PUBLISH, owner, handles)
+            assert answer.ext["published"] == "false"
+            state = await rig.done(Request.SLUICE_SINK_STATE, {"sink": "job"})
+            assert state.ext["batch"] == "3"
+            pulled = await rig.pull("t", 0, 1, subscription="T")
+            assert pulled.ext["maxOffset"] == "2"
+            assert b"x" in bytes(pulled.body)
+            for body in (b"", b"{}", b"[1]", b'["1"]', b'["a-b"]'):
+                code, words = await rig.refused(Request.SLUICE_PUBLISH, owner, body)
+                assert code == Response.SYSTEM_ERROR, words
+
+    run_once(work())
+
+
+def test_a_held_pull_is_answered_when_a_batch_is_published() -> None:
+    async def work() -> None:
+        async with running() as rig:
+            await rig.make_topic("t")
+            where = {"sink": "job", "batch": 0, "topic": "t", "queueId": 0}
+            staged = await rig.done(Request.SLUICE_STAGE, where, batch_body([b"x"]))
+            other = await rig.connect()
+            held = asyncio.create_task(rig.pull("t", 0, flags=6, link=other))
+            await asyncio.sleep(0)
+            handles = b'["%b"]' % staged.ext["handle"].encode()
+            await rig.done(Request.SLUICE_PUBLISH, {"sink": "job", "batch": 0}, handles)
+            answer = await held
+            assert answer.code == Response.SUCCESS
+            assert b"x" in bytes(answer.body)
+
+    run_once(work())

@@ -1,0 +1,131 @@
+"""Rows become batches of messages: what each holds, where it goes, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sluice.errors import MessageIllegal
+from sluice.protocol import records
+from sluice.protocol.message_batches import split_batch
+from sluice.spark.encode import check_columns, portions
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def sent(
+    columns: dict[str, Any], topic: str = "t", bytes_max: int = 1 << 20
+) -> list[tuple[str, int, list[tuple[bytes, dict[str, str]]]]]:
+    batch = pa.record_batch(columns)
+    return [
+        (
+            portion.topic,
+            portion.partition,
+            [(bytes(b), records.parse_properties(p)) for _, b, p in split_batch(portion.body)],
+        )
+        for portion in portions(batch, topic, lambda _: 4, bytes_max)
+    ]
+
+
+def bodies(found: list[tuple[str, int, list[tuple[bytes, dict[str, str]]]]]) -> list[bytes]:
+    return [body for _, _, messages in found for body, _ in messages]
+
+
+def test_every_column_has_its_place_in_the_message() -> None:
+    found = sent(
+        {
+            "value": pa.array([b"a", b"b"]),
+            "tag": pa.array(["T", None]),
+            "keys": pa.array([["k1", "k2"], None], pa.list_(pa.string())),
+            "headers": pa.array([[{"key": "h", "value": b"1"}, {"key": "g", "value": b"2"}], None],
+                                HEADERS),
+            "partition": pa.array([2, 2], pa.int32()),
+            "offset": pa.array([1, 2]),
+        }
+    )  # fmt: skip
+    assert found == [
+        ("t", 2, [(b"a", {"KEYS": "k1 k2", "TAGS": "T", "h": "1", "g": "2"}), (b"b", {})])
+    ]
+
+
+def test_text_is_taken_for_bytes() -> None:
+    found = sent({"value": pa.array(["größe"]), "key": pa.array(["k"])})
+    assert found[0][2] == [("größe".encode(), {"KEYS": "k"})]
+
+
+def test_equal_keys_go_to_one_queue_and_rows_without_one_anywhere() -> None:
+    keys = ["a", "b", None, "a", "c", None, "b"]
+    found = sent({"value": pa.array([b"%d" % n for n in range(7)]), "key": pa.array(keys)})
+    assert sorted(bodies(found)) == [b"%d" % n for n in range(7)]
+    where = {body: partition for _, partition, messages in found for body, _ in messages}
+    assert where[b"2"] == where[b"5"] == -1
+    assert where[b"0"] == where[b"3"] >= 0
+    assert where[b"1"] == where[b"6"] >= 0
+    (own,) = [messages for _, partition, messages in found if partition == where[b"0"]]
+    assert [body for body, _ in own if body in (b"0", b"3")] == [b"0", b"3"], "in their order"
+
+
+def test_portions_are_cut_by_their_bytes_and_slices_are_understood() -> None:
+    value = pa.array([b"x" * 100] * 50)
+    batch = pa.record_batch({"value": value}).slice(10, 30)
+    cut = list(portions(batch, "t", lambda _: 4, 1000))
+    assert [portion.rows for portion in cut] == [8, 8, 8, 6]
+    assert all(len(portion.body) <= 1000 for portion in cut)
+    large = list(portions(batch, "t", lambda _: 4, 10))
+    assert [portion.rows for portion in large] == [1] * 30
+
+
+def test_the_column_says_the_topic_where_no_option_does() -> None:
+    columns = {"value": pa.array([b"a", b"b", b"c"]), "topic": pa.array(["x", "y", "x"])}
+    assert [(t, bodies([(t, p, m)])) for t, p, m in sent(columns, "")] == [
+        ("x", [b"a", b"c"]),
+        ("y", [b"b"]),
+    ]
+    assert [t for t, _, _ in sent(columns, "option")] == ["option"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"value": pa.array([b"a", None])}, "1 rows have a value that is null or empty"),
+        ({"value": pa.array([b""])}, "null or empty"),
+        ({"value": pa.array([b"a"]), "key": pa.array([b"\xff"])}, "no UTF-8"),
+        ({"value": pa.array([b"a"]), "key": pa.array(["a\x02b"])}, "separate properties"),
+        ({"value": pa.array([b"a"]), "tag": pa.array(["\x01"])}, "column tag"),
+        ({"value": pa.array([b"a"]), "keys": pa.array([["a b"]])}, "blank"),
+        ({"value": pa.array([b"a"]), "partition": pa.array([4], pa.int32())}, "partition 4"),
+        ({"value": pa.array([b"a"]), "partition": pa.array([-2], pa.int32())}, "partition -2"),
+        ({"value": pa.array([b"a"]), "tag": pa.array(["x" * 40_000])}, "40006 bytes"),
+        (
+            {"value": pa.array([b"a"]), "headers": pa.array([[{"key": "TAGS", "value": b""}]],
+                                                            HEADERS)},
+            "header TAGS is RocketMQ's own",
+        ),
+        (
+            {"value": pa.array([b"a"]), "headers": pa.array([[{"key": "a\x01", "value": b""}]],
+                                                            HEADERS)},
+            "the key of a header",
+        ),
+    ],
+)  # fmt: skip
+def test_rows_that_are_no_messages(columns: dict[str, Any], words: str) -> None:
+    with pytest.raises(MessageIllegal, match=words):
+        sent(columns)
+    with pytest.raises(MessageIllegal, match="1 rows name no topic"):
+        sent({"value": pa.array([b"a"]), "topic": pa.array([None], pa.string())}, "")
+
+
+def test_a_dataframe_that_cannot_be_written() -> None:
+    good = [("value", "binary"), ("key", "string"), ("offset", "bigint")]
+    check_columns(good, "t")
+    check_columns([*good, ("topic", "string")], "")
+    for fields, topic, words in (
+        ([("key", "string")], "t", "no column value"),
+        ([("value", "bigint")], "t", "column value is bigint"),
+        ([("value", "binary"), ("amount", "int")], "t", "column 'amount'"),
+        ([("value", "binary")], "", "name the topic"),
+    ):
+        with pytest.raises(MessageIllegal, match=words):
+            check_columns(fields, topic)
