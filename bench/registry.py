@@ -21,6 +21,18 @@ def _business(run: Run) -> list[Figure]:
     return measure(run)
 
 
+def _client(run: Run) -> list[Figure]:
+    from bench.client import measure
+
+    return measure(run)
+
+
+def _kafka(run: Run) -> list[Figure]:
+    from bench.kafka import measure
+
+    return measure(run)
+
+
 BENCHMARKS = {
     row.name: row
     for row in (
@@ -39,6 +51,18 @@ BENCHMARKS = {
             "business",
             "Transactions, delays, filters, retries and pops beside Apache RocketMQ.",
             _business,
+            has_parts=True,
+        ),
+        Benchmark(
+            "client",
+            "Our Python client beside RocketMQ's in Java, C++ and Python, and Kafka's in Python.",
+            _client,
+            has_parts=True,
+        ),
+        Benchmark(
+            "kafka",
+            "Producing, consuming and latency beside Apache Kafka, with its own programs.",
+            _kafka,
             has_parts=True,
         ),
     )

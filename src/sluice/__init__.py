@@ -1,22 +1,27 @@
-"""This package is Sluice: a message queue that RocketMQ's clients use, on RocketMQ's disk format.
+"""This package is Sluice: a message queue for RocketMQ's and Kafka's clients, on RocketMQ's format.
 
 What exists today, and where (arrows of import point down only; tests/tidy/test_imports.py watches):
 
     cli.py           the `sluice` command; serve.py runs the processes, demo.py makes a small store
     pages.py         writes the pages of docs/ that are made from declarations
+    testing/         a broker, time and faults for tests of users: the pytest plugin
     aio.py           the client for asyncio; this package itself exports the blocking one
     client/          the client, and what the command line asks brokers for
       core/            what the client decides: routes, retries, batches, allocation, offsets
       aio/             drives it with asyncio  sync/           the same for threads that block
       simple.py        routes, sends, pulls   messages.py      messages by id, key, offset
-      admin.py         all that administrators ask, as values; group_checks.py judges a group
+      admin.py         what administrators ask, as values; group_checks.py judges a group
+      administration/  what they do, as methods: the client `Admin`
       admin_main.py    `sluice admin`: admin_*.py its commands, printing.py tables and JSON
+    collector/       `sluice collect`: follows files and sends their lines
+    spark/           topics as Spark tables and streams; `pyspark_sluice` is where Spark finds it
     nameserver/      which broker serves which topic: routes.py the table, api.py its requests
     broker/          what a broker does for its clients
       server.py        the process; core.py joins the services; registration.py tells nameservers
       remoting_api.py  RocketMQ's requests -> services -> answers; admin_*.py those of mqadmin
       sending.py       sends; send_api.py their requests, with a short way for the usual one
       pulling.py       pulls; long_polling.py holds them
+      bulk.py          reads of megabytes   staged_writes.py   batches that are published once
       topics.py        topics               groups.py        groups, and who is connected
       settings_table.py  how their settings change; topic_deletion.py what goes with a topic
       runtime_settings.py  the broker's own settings, changed while it runs
@@ -33,6 +38,11 @@ What exists today, and where (arrows of import point down only; tests/tidy/test_
       pops.py          messages that are popped and acknowledged; pop_*.py its parts
       dead_letters.py  the desk for dead letters     ordering.py  queues that are read in order
       transactions.py  half messages, their ends, questions to producers; half_*.py its parts
+      kafka_groups.py  groups of Kafka's clients; kafka_group*.py one of them
+      kafka_offsets.py what they have committed
+      kafka_transactions.py  transactions of Kafka's producers; stable_offsets.py for readers
+      kafka_door.py    Kafka's clients; kafka_api.py its table, kafka_*.py who answers
+      producer_states.py  what Kafka's producers sent last; kafka_unfolding.py for RocketMQ
       metrics.py       what is measured
     link.py          requests and answers over one connection
     net.py           frames over TCP: limits, time-outs; tls.py certificates and whom to trust
@@ -55,6 +65,7 @@ What exists today, and where (arrows of import point down only; tests/tidy/test_
       inspect.py       prints a store
     protocol/        bytes <-> values, no IO
       records.py       the stored message; record_runs.py a batch of them
+      kafka.py         Kafka's requests and answers; kafka_*.py batches, views, bounds
       framing.py       frames out of any chunks; remoting*.py RocketMQ's commands and bodies
     config/          every setting: default, unit, limit, RocketMQ's name
     telemetry.py     metrics, times in buckets, Prometheus's text
@@ -73,16 +84,27 @@ from sluice._version import __version__
 
 if TYPE_CHECKING:
     from sluice.client.aio.observers import Observer
+    from sluice.client.core.allocation import by_config, by_machine_room, machine_room_nearby
     from sluice.client.core.messages import Message, ReceivedMessage, SendResult, SendStatus
+    from sluice.client.core.selectors import (
+        hash_selector,
+        machine_room_selector,
+        random_selector,
+    )
     from sluice.client.core.subscriptions import Sql
     from sluice.client.core.transactions import TransactionState
+    from sluice.client.sync.admin import Admin
     from sluice.client.sync.consumers import PullConsumer, PushConsumer
     from sluice.client.sync.database import DatabaseProducer
     from sluice.client.sync.producers import Producer, TransactionProducer
     from sluice.protocol.json_members import MessageQueue
+    from sluice.protocol.remoting_bodies import TopicConfig
+    from sluice.protocol.remoting_reports import GroupConfig
 
 _NAMES = {
+    "Admin": "client.sync.admin",
     "DatabaseProducer": "client.sync.database",
+    "GroupConfig": "protocol.remoting_reports",
     "Message": "client.core.messages",
     "MessageQueue": "protocol.json_members",
     "Observer": "client.aio.observers",
@@ -93,12 +115,21 @@ _NAMES = {
     "SendResult": "client.core.messages",
     "SendStatus": "client.core.messages",
     "Sql": "client.core.subscriptions",
+    "TopicConfig": "protocol.remoting_bodies",
     "TransactionProducer": "client.sync.producers",
     "TransactionState": "client.core.transactions",
+    "by_config": "client.core.allocation",
+    "by_machine_room": "client.core.allocation",
+    "hash_selector": "client.core.selectors",
+    "machine_room_nearby": "client.core.allocation",
+    "machine_room_selector": "client.core.selectors",
+    "random_selector": "client.core.selectors",
 }
 
 __all__ = [
+    "Admin",
     "DatabaseProducer",
+    "GroupConfig",
     "Message",
     "MessageQueue",
     "Observer",
@@ -109,9 +140,16 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "Sql",
+    "TopicConfig",
     "TransactionProducer",
     "TransactionState",
     "__version__",
+    "by_config",
+    "by_machine_room",
+    "hash_selector",
+    "machine_room_nearby",
+    "machine_room_selector",
+    "random_selector",
 ]
 
 

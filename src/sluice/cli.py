@@ -59,6 +59,12 @@ def _tail(argv: list[str]) -> int:
     return tail(argv)
 
 
+def _collect(argv: list[str]) -> int:
+    from sluice.collector.command import main as collect_main
+
+    return collect_main(argv)
+
+
 def _admin(argv: list[str]) -> int:
     from sluice.client.admin_main import admin
 
@@ -76,6 +82,7 @@ _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "broker": (_broker, "run one broker that registers with nameservers elsewhere"),
     "send": (_send, "send messages to a topic"),
     "tail": (_tail, "print the messages of a topic as they come"),
+    "collect": (_collect, "follow files and send their lines"),
     "admin": (_admin, "look at a cluster and change it, with the commands of mqadmin"),
     "top": (_top, "watch brokers, topics and groups: rates and lag"),
     "demo-store": (_demo_store, "make a small store in a new directory, to look at"),

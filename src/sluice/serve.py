@@ -151,6 +151,7 @@ async def _serve_both(
                 "",
                 f"RocketMQ clients: namesrvAddr={shown}",
                 f"try it:           sluice send orders hello -n {shown}",
+                *_kafka_line(running),
             )
             _settle()
             await stop.wait()
@@ -206,7 +207,11 @@ async def _broker(loaded: Loaded[BrokerConfig], stop: asyncio.Event) -> None:
         try:
             metrics = running.metrics
             listener.ready((process_metrics.collect, metrics.collect), metrics.complaint)
-            _say(f"broker      {running.address}  ({config.broker_name})", *_metrics_line(listener))
+            _say(
+                f"broker      {running.address}  ({config.broker_name})",
+                *_metrics_line(listener),
+                *_kafka_line(running),
+            )
             _settle()
             await stop.wait()
         finally:
@@ -224,6 +229,13 @@ async def _listening(config: BrokerConfig) -> AsyncIterator[MetricsListener]:
         yield listener
     finally:
         await listener.stop()
+
+
+def _kafka_line(running: Broker) -> tuple[str, ...]:
+    if running.kafka_refusal:
+        return (f"Kafka clients:    not served, {running.kafka_refusal}",)
+    address = running.kafka_address
+    return (f"Kafka clients:    bootstrap.servers={_dialable(address)[1]}",) if address else ()
 
 
 def _metrics_line(listener: MetricsListener) -> tuple[str, ...]:

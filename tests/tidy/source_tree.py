@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = ("src", "bench", "peers", "tests")
+CODE = ("src", "bench", "examples", "peers", "tests")
 
 _SKIPPED = {
     ".git",

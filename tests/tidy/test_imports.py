@@ -20,15 +20,15 @@ PURE = ("model", "errors")
 TRANSLATOR = ("protocol", "broker", "net", "storage.store", *BASE)
 ADMIN = ("protocol", *BASE)
 ADMIN_COMMANDS = (
-    *("client.admin", "client.admin_flags", "client.group_checks", "client.messages"),
-    *("client.printing", "client.simple"),
+    *("client.admin", "client.admin_flags", "client.administration", "client.group_checks"),
+    *("client.messages", "client.printing", "client.simple"),
     *ADMIN,
 )
 
 # What the store knows of the protocols: the entry, and the JSON of its own tables.
 STORED = (
     *("protocol.records", "protocol.record_runs", "protocol.record_tables", "protocol.lifetimes"),
-    "protocol.lenient_json",
+    *("protocol.lenient_json", "protocol.kafka_entries"),
 )
 
 # From the bottom to the top: a storage module may import those of lower tiers only.
@@ -51,9 +51,9 @@ STORAGE_TIERS = (
     ("key_queries", "reads"),
     (
         *("closing", "housekeeping", "inspection", "memory_topics", "offset_commits", "recovery"),
-        "topic_removal",
+        *("bulk_reads", "topic_removal"),
     ),
-    ("copies", "lanes", "runs"),
+    ("copies", "lanes", "runs", "whole_batches"),
     ("inspect_text", "salvage"),
     ("store",),
     ("opening",),
@@ -64,13 +64,13 @@ STORAGE_PUBLIC = {
     f"storage.{name}"
     for name in (
         *("background", "runs", "store", "opening", "blocking", "files", "memory_files", "inspect"),
-        *("copies", "lanes", "origins", "state"),
+        *("bulk_reads", "copies", "lanes", "origins", "state", "whole_batches"),
     )
 }
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # base
-    "": ("_version", "client", "protocol.json_members"),  # of the client for annotations only
+    "": ("_version", "client", "protocol"),  # of these for annotations only
     "_version": (),
     "errors": (),
     "model": (),
@@ -113,8 +113,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *SERVICE,
     ),
     "broker.pulling": ("broker", *SERVICE),
+    "broker.bulk": ("broker", "storage.bulk_reads", *SERVICE),
     "broker.metrics": (
         *("broker.browsing", "broker.delay_metrics", "broker.topic_metrics"),
+        "broker.kafka_metrics",
         *("broker.pop_metrics", "broker.retry_metrics", "broker.transaction_metrics"),
         *BASE,
     ),
@@ -166,7 +168,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.pops": BUSINESS,
     "broker.retry_policy": ("broker.groups", *PURE),
     "broker.retry_forms": ("broker.delay_forms", "broker.topics", "protocol.records", *PURE),
-    "broker.retry_notes": ("storage.state", *BUSINESS),
+    "broker.retry_notes": ("protocol.kafka_entries", "storage.state", *BUSINESS),
     "broker.retries": BUSINESS,
     "broker.ordering": ("storage.state", *BUSINESS),
     "broker.half_messages": ("broker.delay_forms", "broker.topics", "protocol.records", *PURE),
@@ -176,6 +178,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.transactions": ("storage.state", *BUSINESS),
     "broker.transaction_api": TRANSLATOR,
     "broker.dead_letters": BUSINESS,
+    "broker.staged_writes": ("protocol.message_batches", "storage.state", *BUSINESS),
+    "broker.staged_api": TRANSLATOR,
     # translators: of the net they see the connection that a request came over, of the store its
     # tables' names
     "broker.remoting_api": TRANSLATOR,
@@ -186,6 +190,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.pop_api": TRANSLATOR,
     "broker.admin_api": TRANSLATOR,
     "broker.delay_api": TRANSLATOR,
+    "broker.bulk_api": (*TRANSLATOR, "storage.bulk_reads"),
     "broker.admin_base": TRANSLATOR,
     "broker.admin_clients": TRANSLATOR,
     "broker.admin_groups": TRANSLATOR,
@@ -193,6 +198,45 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.admin_modes": TRANSLATOR,
     "broker.admin_topics": TRANSLATOR,
     "broker.kafka_api": TRANSLATOR,
+    "broker.kafka_configs": TRANSLATOR,
+    "broker.kafka_door": TRANSLATOR,
+    "broker.kafka_fetch": TRANSLATOR,
+    "broker.kafka_list_offsets": TRANSLATOR,
+    "broker.kafka_log_api": (*TRANSLATOR, "storage.bulk_reads", "storage.state"),
+    "broker.kafka_metadata": TRANSLATOR,
+    "broker.kafka_produce": TRANSLATOR,
+    "broker.kafka_reading": TRANSLATOR,
+    "broker.kafka_topics": TRANSLATOR,
+    "broker.kafka_unfolding": ("broker", "protocol", *SERVICE),
+    "broker.kafka_sessions": PURE,
+    "broker.kafka_waiting": ("broker.long_polling", *PURE),
+    "broker.kafka_partitions": ("broker", "storage.state", *SERVICE),
+    "broker.producer_states": (
+        *("broker", "protocol", "storage.state", "storage.whole_batches"),
+        *SERVICE,
+    ),
+    "broker.kafka_group_values": PURE,
+    "broker.kafka_group_state": ("broker.kafka_group_values", "protocol.kafka_codes", *PURE),
+    "broker.kafka_group": (
+        *("broker.kafka_group_state", "broker.kafka_group_values", "protocol.kafka_codes"),
+        *PURE,
+    ),
+    "broker.kafka_groups": (
+        *("broker", "protocol.kafka_codes", "protocol.kafka_subscriptions", "storage.state"),
+        *SERVICE,
+    ),
+    "broker.kafka_offsets": ("broker", "storage.state", *SERVICE),
+    "broker.kafka_group_api": TRANSLATOR,
+    "broker.kafka_admin_api": TRANSLATOR,
+    "broker.kafka_metrics": ("telemetry",),
+    "broker.kafka_offset_api": TRANSLATOR,
+    "broker.kafka_transaction_api": TRANSLATOR,
+    "broker.kafka_transaction_state": ("protocol.kafka_codes", *PURE),
+    "broker.kafka_transactions": (
+        *("broker", "protocol.kafka_batches", "protocol.kafka_codes", "storage.state"),
+        *SERVICE,
+    ),
+    "broker.stable_offsets": PURE,
     "broker.registration": ("broker", "link", "protocol", *BASE),
     # links
     "replication.links": ("link", "net", "storage.store", "replication.in_sync", "protocol", *BASE),
@@ -208,15 +252,22 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *BASE,
     ),
     # the client, and what is built on it
-    "client.simple": ("link", "tls", "protocol", *BASE),
+    "client.simple": ("client.core.signing", "link", "tls", "protocol", *BASE),
+    "client.blocking": ("protocol", *BASE),
     "client.commands": ("client.simple", "protocol", *BASE),
     "client.messages": ("client.simple", "protocol", *BASE),
     "client.group_checks": ("client.simple", "protocol", *BASE),
     "client.admin": (*("client.simple", "client.messages", "client.group_checks"), *ADMIN),
     "client.printing": BASE,
-    "client.admin_flags": (*("client.admin", "client.printing", "client.simple"), *ADMIN),
+    "client.administration": (
+        *("client.admin", "client.administration", "client.aio.address_server", "client.core"),
+        *("client.group_checks", "client.messages", "client.simple"),
+        *ADMIN,
+    ),
+    "client.admin_flags": (*("client.administration", "client.printing", "client.simple"), *ADMIN),
     "client.admin_topics": ADMIN_COMMANDS,
-    "client.admin_groups": ("client.admin_topics", *ADMIN_COMMANDS),
+    "client.admin_groups": ("client.admin_kafka", *ADMIN_COMMANDS),
+    "client.admin_kafka": ADMIN_COMMANDS,
     "client.admin_consumers": ADMIN_COMMANDS,
     "client.admin_offsets": ADMIN_COMMANDS,
     "client.admin_messages": ADMIN_COMMANDS,
@@ -224,27 +275,37 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "client.admin_delayed": ADMIN_COMMANDS,
     "client.admin_transactions": ADMIN_COMMANDS,
     "client.admin_queries": ("client.admin_messages", *ADMIN_COMMANDS),
-    "client.admin_brokers": ("client.admin_topics", *ADMIN_COMMANDS),
+    "client.admin_brokers": ADMIN_COMMANDS,
     "client.admin_main": ("client", *BASE),
     "client.top_data": ("client.admin", "protocol", *BASE),
     "client.top_text": ("client.top_data", *BASE),
-    "client.top": ("client.admin", "client.simple", "client.top_data", "client.top_text", *BASE),
+    "client.top": (
+        *("client.administration", "client.simple", "client.top_data", "client.top_text"),
+        *BASE,
+    ),
     "client.core": ("client.core", "protocol", *BASE),
     "client.aio": ("client.aio", "client.core", "link", "net", "protocol", *BASE),
-    "client.sync": ("client.aio", "client.core", "client.sync", "protocol.json_members", *BASE),
+    "client.sync": ("client.aio", "client.core", "client.sync", "link", "protocol", *BASE),
+    "client.sync.admin": ("client", "protocol", *BASE),
     "aio": ("client",),
-    "collector": ("client", *BASE),
+    "collector": ("client", "collector", *BASE),
     "console": ("client", *BASE),
-    "spark": ("client", "protocol", *BASE),
+    "spark": ("client", "protocol", "spark", "tls", *BASE),
     "demo": ("storage.blocking", "protocol.records", *BASE),
     "serve": (
         *("broker.server", "nameserver", "metrics_http", "process_metrics"),
         *("link", "net", "tls"),
         *BASE,
     ),
-    "cli": ("client", "demo", "serve", "nameserver", "storage.inspect", *BASE),
+    "cli": ("client", "collector", "demo", "serve", "nameserver", "storage.inspect", *BASE),
     "__main__": ("cli",),
     "pages": ("config", "protocol"),
+    # what tests of users get: it may look into everything, and nothing may import it
+    "testing": (
+        *("aio", "broker", "client", "nameserver", "net", "protocol", "storage.files", "testing"),
+        *BASE,
+    ),
+    "testing.plugin": ("testing",),
 }
 
 NOT_IN_PROTOCOL = {"asyncio", "io", "logging", "os", "pathlib", "random", "select", "socket", "ssl"}
@@ -257,6 +318,10 @@ THIRD_PARTY: dict[str, str | None] = {
     "numpy": None,
     "orjson": None,
     "uvloop": None,
+    "pytest": "testing.plugin",
+    "cramjam": "protocol.kafka_batches",
+    "crc32c": "protocol.kafka_batches",
+    "kio": "protocol.kafka",
     "kazoo": "controller.zookeeper",
     "pyarrow": "spark",
     "pyspark": "spark",
@@ -404,7 +469,7 @@ def test_the_check_finds_each_kind_of_mistake() -> None:
 
 def test_every_module_is_used() -> None:
     """A module that nothing imports is dead, or its test is missing."""
-    entries = {"", "__main__", "cli"}
+    entries = {"", "__main__", "cli", "testing.plugin"}
     known = {file.module for file in sources()}
     used: set[str] = set()
     for file in python_files():

@@ -20,7 +20,10 @@ MODULE_LINES_MAX = 600
 # Problems that are known and tolerated for now, as the checks below spell them.
 EXCEPTIONS: frozenset[str] = frozenset()
 
-PRINTERS = ("src/sluice/cli.py", "src/sluice/demo.py", "src/sluice/storage/inspect.py", "bench/")
+PRINTERS = (
+    *("src/sluice/cli.py", "src/sluice/demo.py", "src/sluice/storage/inspect.py"),
+    *("bench/", "examples/"),
+)
 
 # Spelled in pieces, so that this file does not hold what it looks for.
 MACHINE_PATHS = re.compile(
@@ -99,7 +102,7 @@ def all_problems() -> Iterator[str]:
         yield from line_problems(file)
         yield from size_problems(file)
         yield from code_problems(file)
-    for file in python_files("src", "bench", "peers"):
+    for file in python_files("src", "bench", "examples", "peers"):
         yield from docstring_problems(file)
     for file in ALL_FILES:
         if file.path != "LICENSE":

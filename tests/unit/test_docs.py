@@ -5,7 +5,7 @@ block, the lines that start with `$ ` are run one after another in the repositor
 each are its output. In them `...` stands for any text within a line, and a line of only `...` for
 any number of lines. A python block is run in an empty directory and must end without an error.
 After `<!-- tested with a broker -->` it is run beside a nameserver and a broker of its page, whose
-address NAMESRV_ADDR has.
+address NAMESRV_ADDR has. After `<!-- tested with pytest -->` it is a file of tests.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("requ
 _BLOCK = re.compile(r"^<!-- tested -->\n```([a-z]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _BROKER_BLOCK = re.compile(
     r"^<!-- tested with a broker -->\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
+_TESTS_BLOCK = re.compile(
+    r"^<!-- tested with pytest -->\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE
 )
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 
@@ -134,6 +137,24 @@ def test_programs_that_need_a_broker_run(tmp_path: Path) -> None:
                 assert "Traceback" not in done.stderr
     finally:
         site.stop()
+
+
+def test_tests_pass(tmp_path: Path) -> None:
+    count = 0
+    for page in PAGES:
+        for number, tests in enumerate(_TESTS_BLOCK.findall(page.read_text(encoding="utf-8"))):
+            count += tests.count("def test_")
+            (tmp_path / f"test_{page.stem}_{number}.py").write_text(tests, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-n0", "--assert=plain"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert f"{count} passed" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -23,6 +23,7 @@ from sluice.broker.groups import (
     check_group,
     group_from_json,
 )
+from sluice.broker.kafka_admin_api import MARK, Ask, progress_asks
 from sluice.broker.remoting_api import Handle
 from sluice.broker.retry_policy import check_policy
 from sluice.broker.topics import QUEUES_MAX
@@ -223,6 +224,7 @@ class AdminGroups(AdminPart):
             for group, topic in pairs
             for ask in self._progress_asks(group, topic)
         ]
+        owners += self._kafka_progress(only_ordered=only_ordered)
 
         def body(rows: list[Progress]) -> bytes:
             tables: dict[tuple[str, str], dict[MessageQueue, QueueProgress]] = {}
@@ -235,10 +237,25 @@ class AdminGroups(AdminPart):
             }
             for (group, topic), table in tables.items():
                 tps = core.stats.group_rate(topic, group)
-                groups[group].append(remoting_bodies.consume_stats(table, tps))
+                groups.setdefault(group, []).append(remoting_bodies.consume_stats(table, tps))
             return remoting_admin.write_broker_consume_stats(core.address, groups.items(), behind)
 
         self._ask_each(connection, command, [ask for _, _, ask in owners], body)
+
+    def _kafka_progress(
+        self, *, only_ordered: bool
+    ) -> list[tuple[str, str, Callable[[], Progress]]]:
+        """The same of Kafka's groups, whose names are marked."""
+
+        def ask(topic: str, partition: int, inner: Ask) -> Callable[[], Progress]:
+            return lambda: (self._queue(topic, partition), inner())
+
+        return [
+            (f"{MARK}{group.name}", topic, ask(topic, partition, inner))
+            for group in self._core.kafka_groups.all()
+            for topic, partition, inner in progress_asks(self._core, group.name)
+            if not only_ordered
+        ]
 
     def _time_spans(self, connection: Connection, command: RemotingCommand) -> None:
         core = self._core

@@ -17,15 +17,22 @@ from sluice.broker.dedup import Dedup
 from sluice.broker.delays import Delays
 from sluice.broker.expiry import Expiry
 from sluice.broker.groups import Clients, Groups
+from sluice.broker.kafka_groups import KafkaGroups
+from sluice.broker.kafka_offsets import KafkaOffsets
+from sluice.broker.kafka_partitions import KafkaTopics
+from sluice.broker.kafka_transactions import KafkaTransactions
+from sluice.broker.kafka_unfolding import Unfolding
 from sluice.broker.locks import QueueLocks
 from sluice.broker.long_polling import LongPolling
 from sluice.broker.memory_queues import MemoryQueues
 from sluice.broker.offsets import Offsets
 from sluice.broker.ordering import Ordering
 from sluice.broker.pops import Pops
+from sluice.broker.producer_states import ProducerStates
 from sluice.broker.replies import Replies
 from sluice.broker.retries import Retries
 from sluice.broker.retry_notes import RetryNotes
+from sluice.broker.staged_writes import StagedWrites
 from sluice.broker.stats import BrokerStats
 from sluice.broker.topics import Topics
 from sluice.broker.transactions import Transactions
@@ -95,6 +102,18 @@ class BrokerCore:
         self.pops = Pops(self)
         self.services.append(self.pops)
         self.dedup = Dedup(self)  # after the transactions: it asks which are open
+        self.kafka_topics = KafkaTopics(self)
+        self.producers = ProducerStates(self)
+        self.unfolding = Unfolding(self)
+        self.services.append(self.producers)
+        self.kafka_groups = KafkaGroups(self)
+        self.kafka_offsets = KafkaOffsets(self)
+        self.services += [self.kafka_groups, self.kafka_offsets]
+        # After the offsets and the producers: it ends what was prepared before a crash.
+        self.kafka_transactions = KafkaTransactions(self)
+        self.services.append(self.kafka_transactions)
+        self.staged = StagedWrites(self)
+        self.services.append(self.staged)
         self.address = ""  # host:port that clients are given, once it is known
         # Asks a nameserver how many queues of a topic each broker lets read; None: it cannot tell.
         self.ask_route: Callable[[str, Callable[[dict[str, int] | None], None]], None] = (

@@ -11,6 +11,7 @@ which also speaks for others: there a wrong one is kept with its fault, and its 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,12 +19,13 @@ from typing import Final
 from sluice.broker.sql_filter import read_filter
 from sluice.errors import SluiceError, SubscriptionIllegal
 from sluice.model import Buffer, PropertyFilter
-from sluice.protocol.records import java_hash
+from sluice.protocol.records import java_hash, property_value
 
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 EVERYTHING: Final = "*"
 TAGS_MAX: Final = 1024
+KEYS_MAX: Final = 1024
 BLANKS: Final = "".join(map(chr, range(0x21)))  # what Java takes away around a tag
 
 
@@ -131,6 +133,49 @@ def parse_tags(topic: str, expression: str | None, version: int = 0) -> Subscrip
         raise SubscriptionIllegal(f"the subscription names {len(tags)} tags, {TAGS_MAX} at most")
     codes = frozenset(java_hash(tag.encode("utf-8", "replace")) for tag in tags)
     return Subscription(topic, text, TAG, tuple(tags), codes, version)
+
+
+def accept_all(
+    topic: str, tags: str | None, keys: str | None, sql: str | None
+) -> Callable[[int], bool] | PropertyFilter | None:
+    """What `Subscription.accept` is, for a reader that names tags, keys (separated by blanks) and
+    an SQL filter, any of them: a message must pass all. Raises SubscriptionIllegal.
+
+    Tags alone are compared by their hashes; beside others, and keys always, by their text.
+    """
+    by_tag = parse_tags(topic, tags)
+    parts = [] if not keys else [_by_keys(keys)]
+    if sql:
+        parts.append(read_filter(sql).test)
+    if not parts:
+        return by_tag.accept
+    if by_tag.expression != EVERYTHING:
+        wanted = frozenset(tag.encode() for tag in by_tag.tags)
+        parts.append(PropertyFilter(lambda data: property_value(data, b"TAGS") in wanted, 1))
+    if len(parts) == 1:
+        return parts[0]
+    tests = [part.test for part in parts]
+    screens = [part.screen for part in parts if part.screen is not None]
+    return PropertyFilter(
+        lambda data: all(test(data) for test in tests),
+        sum(part.steps for part in parts),
+        screens[0] if screens else None,
+    )
+
+
+def _by_keys(text: str) -> PropertyFilter:
+    """Messages that have one of these keys."""
+    wanted = frozenset(text.encode("utf-8", "replace").split())
+    if not wanted or len(wanted) > KEYS_MAX:
+        raise SubscriptionIllegal(f"{len(wanted)} keys: from 1 to {KEYS_MAX}")
+
+    def test(data: bytes) -> bool:
+        keys = property_value(data, b"KEYS")
+        return keys is not None and not wanted.isdisjoint(keys.split(b" "))
+
+    words = b"|".join(map(re.escape, sorted(wanted)))
+    screen = re.compile(rb"(?:" + words + rb")[ \x02]")
+    return PropertyFilter(test, 1 + len(wanted) // 64, screen)
 
 
 def _low_32(tags_code: int) -> int:

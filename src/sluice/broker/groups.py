@@ -257,6 +257,21 @@ class Clients:
         """Who was silent too long is gone. Returns the groups that changed."""
         return self._remove(lambda client: now_ms - client.heard_ms > CLIENT_EXPIRED_MS)
 
+    def is_consumer(self, group: str, client_id: str) -> bool:
+        """Whether a client is a connected member of a consumer group."""
+        members = self.consumers.get(group)
+        return members is not None and client_id in members.members
+
+    def carry(self, jump_ms: int) -> None:
+        """The clock jumps: everybody who is here was heard of as lately as before."""
+        members = [group.members for group in self.consumers.values()]
+        for client in {
+            id(client): client
+            for clients in (*self.producers.values(), *members)
+            for client in clients.values()
+        }.values():
+            client.heard_ms += jump_ms
+
     def _remove(self, gone: Callable[[Client], bool]) -> list[str]:
         for name, members in list(self.producers.items()):
             for client_id in [c.client_id for c in members.values() if gone(c)]:

@@ -196,6 +196,16 @@ class HalfTable:
         if due_ms != NEVER_MS:
             heappush(self._heap, due_ms << _OFFSET_BITS | offset)
 
+    def next_ms(self) -> int | None:
+        """When the next one is looked at; None where none is."""
+        heap = self._heap
+        while heap:
+            due_ms, offset = heap[0] >> _OFFSET_BITS, heap[0] & _OFFSET_MASK
+            if self.is_open(offset) and self.due_ms(offset) == due_ms:
+                return due_ms
+            heappop(heap)  # planned once, and otherwise since
+        return None
+
     def pop_due(self, now_ms: int) -> int | None:
         """The next one that is due; None where none is."""
         heap = self._heap

@@ -70,6 +70,12 @@ class QueueLocks:
             key[0] == group and now_ms - since <= life_ms for key, (_, since) in self._locks.items()
         )
 
+    def carry(self, jump_ms: int, is_there: Callable[[str, str], bool]) -> None:
+        """The clock jumps: who is there (group, client) keeps its locks for as long as before."""
+        for key, (client_id, since_ms) in self._locks.items():
+            if is_there(key[0], client_id):
+                self._locks[key] = (client_id, since_ms + jump_ms)
+
     def expire(self, now_ms: int) -> None:
         """Forget locks that nobody renewed for long."""
         old_ms = now_ms - 2 * self._life_ms()

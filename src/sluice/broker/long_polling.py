@@ -12,7 +12,7 @@ is an argument.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -116,10 +116,22 @@ class LongPolling:
         """How many reads of a queue are held."""
         return len(self._held.get(queue, ()))
 
+    def held(self) -> Iterator[tuple[object, QueueName]]:
+        """The owner and the queue of every read that is held."""
+        for queue, reads in self._held.items():
+            for read in reads:
+                yield read.owner, queue
+
     def tick(self, now_ms: int) -> None:
         """Whose time is over asks one last time."""
         for queue in list(self._held):
             self._wake(queue, lambda read: read.until_ms <= now_ms, timed_out=True)
+
+    def carry(self, jump_ms: int) -> None:
+        """The clock jumps: everybody waits for as long as before."""
+        for reads in self._held.values():
+            for read in reads:
+                read.until_ms += jump_ms
 
     def drop(self, owner: object) -> None:
         """A connection closed: nobody waits for its reads any more."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from sluice.broker import (
     delay_metrics,
+    kafka_metrics,
     pop_metrics,
     retry_metrics,
     topic_metrics,
@@ -228,6 +229,7 @@ METRICS: Final = (
     *retry_metrics.METRICS,
     *pop_metrics.METRICS,
     *transaction_metrics.METRICS,
+    *kafka_metrics.METRICS,
 )
 
 Pair = tuple[str, str]  # (topic, group)
@@ -247,6 +249,7 @@ class BrokerMetrics:
         self._unequal: Fold[str] = Fold(names_max)
         self._topics = topic_metrics.TopicMetrics(self._core, names_max)
         self._pops = pop_metrics.PopMetrics(self._core, names_max)
+        self._kafka = kafka_metrics.KafkaMetrics(self._core, names_max)
 
     def complaint(self) -> str:
         """Why this broker is not well; empty where it is."""
@@ -255,19 +258,23 @@ class BrokerMetrics:
     async def collect(self, page: Page) -> None:
         parts = (
             *(self._add_traffic, self._add_clients, self._add_store),
-            *(self._topics.add, self._pops.add),
+            *(self._topics.add, self._pops.add, self._kafka.add),
         )
         for add in parts:
             add(page)
             await asyncio.sleep(0)  # messages that came meanwhile go first
         try:
             lags = await self._lags()
+            committed = self._kafka.committed()
+            places = sorted({(topic, partition) for topic, _, partition, _ in committed})
+            highs = dict(zip(places, await self._max_offsets(places), strict=True))
         except (OSError, SluiceError) as error:
             # A broker that has too much to do is to be seen all the more.
             log_lines.warning("a page of metrics has no lag: %s", error)
             return
         for pair, behind in self._lag.gauges(lags).items():
             page.add(LAG, behind, *(pair or (OTHER, OTHER)))
+        self._kafka.add_lags(page, committed, highs)
 
     def _add_traffic(self, page: Page) -> None:
         core, stats = self._core, self._core.stats

@@ -60,7 +60,8 @@ class Reviving:
 
         def entry_at(offset: int) -> records.Entry | None:
             try:
-                found = store.read(topic, queue_id, offset, count_max=1, bytes_max=1)
+                read = self._core.unfolding.reader(topic, queue_id)
+                found = read(topic, queue_id, offset, count_max=1, bytes_max=1)
             except RecordDamaged as error:
                 log_lines.error("a popped message cannot come again: %s", error)
                 return None

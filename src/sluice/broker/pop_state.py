@@ -329,6 +329,13 @@ class PopState:
             if bucket or count_max <= 0:
                 return
 
+    def next_ms(self) -> int | None:
+        """When the next one's time is over; None where there is none."""
+        for number in sorted(self._bucket_order):
+            if self._buckets[number]:
+                return min(item.due_ms for item in self._buckets[number])
+        return None
+
     def _schedule(self, item: Kept) -> None:
         self._unschedule(item)
         item.bucket = item.due_ms // _BUCKET_MS

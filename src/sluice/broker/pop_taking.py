@@ -259,7 +259,7 @@ class Gathering:
         is_answered = False
 
         def read(offset: int) -> ReadResult:
-            return core.store.read(
+            return core.unfolding.reader(topic, queue_id)(
                 topic,
                 queue_id,
                 offset,

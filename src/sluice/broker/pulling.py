@@ -157,7 +157,7 @@ class Pulling:
         bytes_max = core.config.pull_bytes_max
 
         def ask() -> ReadResult:
-            return core.store.read(
+            return core.unfolding.reader(pull.topic, pull.queue_id)(
                 pull.topic,
                 pull.queue_id,
                 pull.offset,

@@ -46,6 +46,7 @@ class SendBack(NamedTuple):
     delay_level: int  # 0: the broker decides; below: no further try
     origin_topic: str | None = None
     times_max: int | None = None
+    unique: str = ""  # its own id: entries of one batch have the same position
 
 
 class _Try(NamedTuple):
@@ -61,8 +62,9 @@ class Retries:
 
     def __init__(self, core: BrokerCore) -> None:
         self._core = core
-        # Who waits for a copy that is not confirmed yet, by group and position of the entry.
-        self._waiting: dict[tuple[str, int], list[Stored]] = {}
+        # Who waits for a copy that is not confirmed yet, by group, position and offset of the
+        # entry.
+        self._waiting: dict[tuple[str, int, int], list[Stored]] = {}
         self.sent_back_count = 0
         self.dead_count = 0
         self.suppressed_count = 0
@@ -83,6 +85,7 @@ class Retries:
                     raise error if isinstance(error, SluiceError) else SluiceError(str(error))
                 if view is None:
                     raise SluiceError(f"look message by offset failed, {asked.position}")
+                view = core.unfolding.one_of(view, asked.unique)
                 entry = records.decode(view, 0, asked.position)
                 self._check(asked.group, entry, asked.origin_topic)
                 if settings.retry_queues <= 0:
@@ -249,7 +252,7 @@ class Retries:
         self, settings: GroupSettings, entry: records.Entry, attempt: _Try, done: Stored
     ) -> None:
         core, group = self._core, settings.name
-        notes, key = core.retry_notes, (group, entry.position)
+        notes, key = core.retry_notes, (group, entry.position, entry.queue_offset)
         if notes.is_sent_back(group, entry):
             self.suppressed_count += 1
             waiting = self._waiting.get(key)

@@ -40,6 +40,7 @@ class RetryApi(AdminPart):
             fields["delayLevel"],
             fields["originTopic"],
             times_max,
+            fields["originMsgId"] or "",
         )
 
         def done(placed: Placed | None, error: SluiceError | None) -> None:

@@ -29,7 +29,7 @@ from sluice.broker.topics import (
     TIMER_TOPIC,
 )
 from sluice.errors import Busy, RecordDamaged, SluiceError
-from sluice.protocol import records
+from sluice.protocol import kafka_entries, records
 from sluice.storage.origins import Made, made_since
 from sluice.storage.state import DEAD_TABLE, DELETED_TABLE, RETRY_TABLE
 from sluice.storage.store import OFFSET_TABLE, Change, ColdRead
@@ -204,6 +204,8 @@ class RetryNotes:
             return  # a timer that fired, a half message that was committed
         if made.origin < self._core.store.table(DELETED_TABLE).get(origin.topic, 0):
             return  # of a topic that was deleted since
+        if kafka_entries.is_kafka(origin.sys_flag):
+            origin = self._of_batch(origin, entry)
         topic = entry.topic
         if topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
             real = records.property_value(entry.properties, b"REAL_TOPIC") or b""
@@ -221,6 +223,12 @@ class RetryNotes:
         place = (origin.topic, origin.queue_id, origin.queue_offset)
         if self._core.groups.get(group) is not None and not self.is_passed(group, *place):
             self.note(group, origin)
+
+    def _of_batch(self, batch: records.Entry, copy: records.Entry) -> records.Entry:
+        """The message of a batch that a copy was made from: both have the same id."""
+        unique = records.property_value(copy.properties, b"UNIQ_KEY") or b""
+        found = self._core.unfolding.message_of(batch, unique.decode("utf-8", "replace"))
+        return batch if found is None else records.decode(found)
 
     def _entry(self, position: int) -> records.Entry | None:
         store = self._core.store

@@ -23,16 +23,19 @@ from typing import Final
 
 from sluice.broker.admin_api import install
 from sluice.broker.core import BrokerCore
+from sluice.broker.kafka_api import Node
+from sluice.broker.kafka_door import KafkaDoor, build
 from sluice.broker.metrics import BrokerMetrics
 from sluice.broker.registration import Registrar
 from sluice.broker.remoting_api import RemotingApi
 from sluice.broker.runtime_settings import restored
 from sluice.clock import wall_ms
 from sluice.config import BrokerConfig, is_everywhere
+from sluice.config.listening import TlsMode
 from sluice.config.processes import Switch
 from sluice.errors import ConfigError, SluiceError, Stopping
 from sluice.link import join_address
-from sluice.net import Connection, Listener, limits_of, own_address
+from sluice.net import Connection, Handler, Listener, limits_of, own_address
 from sluice.protocol import remoting
 from sluice.protocol.framing import Frame
 from sluice.storage.background import Threads
@@ -59,9 +62,11 @@ class Broker:
         now_ms: Callable[[], int] = wall_ms,
         tls_by_address: Mapping[str, ssl.SSLContext | None] | None = None,
         pinned: Collection[str] = (),
+        gate: Callable[[Handler], Handler] = lambda door: door,
     ) -> None:
         """`tls_by_address`: nameservers that are spoken to otherwise than the settings say;
-        `pinned`: settings that hold whatever was changed while the broker ran before.
+        `pinned`: settings that hold whatever was changed while the broker ran before; `gate`: puts
+        something in front of each door, which tests do.
         """
         # What depends on circumstances is settled here: whoever asks for it sees what holds.
         creates_topics: Switch = "on" if config.creates_topics else "off"
@@ -73,6 +78,10 @@ class Broker:
         self._background: Threads | None = None
         self._listener: Listener | None = None
         self._door = _Door()
+        self._kafka_listener: Listener | None = None
+        self._kafka_door = KafkaDoor(self._kafka_node, config.kafka_request_bytes_max)
+        self.kafka_refusal = ""  # why Kafka's clients are not served although they might be
+        self._gate = gate
         self._is_stopped = False
         self._registering: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -90,10 +99,18 @@ class Broker:
         outgoing = outgoing_tls(config)
         host, numeric_host = await _client_host(config)
         self._background = Threads(lambda callback: _post(loop, callback))
-        self._listener = Listener(self._door, limits_of(config), tls=context, tls_mode=mode)
+        self._listener = Listener(
+            self._gate(self._door), limits_of(config), tls=context, tls_mode=mode
+        )
         await self._listener.start(
             config.listen_host, config.listen_port, config.connection_backlog
         )
+        try:
+            await self._listen_for_kafka(context, mode)
+        except BaseException:
+            await self._listener.stop(0)
+            self._background.close()
+            raise
         try:
             self.store = open_store(
                 config.store,
@@ -103,7 +120,7 @@ class Broker:
                 pack_host(numeric_host, self.port),
             )
         except BaseException:
-            await self._listener.stop(0)
+            await self._stop_listeners(0)
             self._background.close()
             raise
         self.core = BrokerCore(config, self.store, self._now_ms, loop.call_soon)
@@ -118,10 +135,63 @@ class Broker:
         self.core.ask_route = self.registrar.ask_route
         install(self.api, self.core)
         self.metrics = BrokerMetrics(self)
+        kafka_api = build(self.core)
         self.core.start()
         self._door.open(self.api)
+        self._kafka_door.open(kafka_api)
         self._registering = loop.create_task(self.registrar.run())
         self._tasks = [loop.create_task(self._tick()), loop.create_task(self._expire())]
+
+    # ---------------------------------------------------------------------------------------- Kafka
+
+    async def _listen_for_kafka(self, context: ssl.SSLContext | None, mode: TlsMode) -> None:
+        """Listen for Kafka's clients too, unless that is off or, with "auto", the port is taken."""
+        config = self.config
+        if config.kafka == "off":
+            return
+        limits = replace(
+            limits_of(config),
+            frame_bytes_max=config.kafka_request_bytes_max,
+            idle_ms=config.kafka_idle_ms_max,
+        )
+        listener = Listener(self._gate(self._kafka_door), limits, tls=context, tls_mode=mode)
+        try:
+            await listener.start(config.listen_host, config.kafka_port, config.connection_backlog)
+        except ConfigError as error:
+            if config.kafka == "on":
+                raise ConfigError(f"{error} (--kafka-port, or --kafka off)") from error
+            self.kafka_refusal = f"{error} (--kafka-port)"
+            log_lines.warning("Kafka's clients are not served: %s", self.kafka_refusal)
+            return
+        self._kafka_listener = listener
+
+    @property
+    def kafka_address(self) -> str:
+        """Where Kafka's clients are served; empty where they are not."""
+        if self._kafka_listener is None:
+            return ""
+        return join_address(self.config.listen_host, self._kafka_listener.address[1])
+
+    def _kafka_node(self, connection: Connection) -> Node:
+        """This broker as a client knows it: where it listens everywhere, as the client came."""
+        assert self._kafka_listener is not None, "who is connected was listened for"
+        config = self.config
+        port = config.kafka_advertised_port or self._kafka_listener.address[1]
+        host = config.client_host
+        if is_everywhere(host):
+            host = connection.local[0]
+        elif host == "localhost" and not config.advertised_host:
+            host = "127.0.0.1"
+        return Node(config.kafka_node_id, host, port)
+
+    async def _stop_listeners(self, drain_seconds: float = 5.0) -> None:
+        for listener in self.listeners:
+            await listener.stop(drain_seconds)
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """All that listen."""
+        return [each for each in (self._listener, self._kafka_listener) if each is not None]
 
     @property
     def listener(self) -> Listener:
@@ -158,11 +228,14 @@ class Broker:
         assert self._background is not None
         assert self._registering is not None
         self._listener.stop_accepting()
+        if self._kafka_listener is not None:
+            self._kafka_listener.stop_accepting()
         # First the clients hear that it goes; those that ask meanwhile are served as ever.
         await _cancel(self._registering)
         with contextlib.suppress(Exception):
             await self.registrar.leave()
         self._door.shut()
+        self._kafka_door.shut()
         await _cancel(*self._tasks)
         self.core.polls.shut()
         await self._read_out()
@@ -174,7 +247,7 @@ class Broker:
         self.store.shut(closed.set_result)
         error = await closed
         # The answers of what was confirmed last are on their way: they go out before the close.
-        await self._listener.stop()
+        await self._stop_listeners()
         await asyncio.to_thread(self._background.close)
         if error is not None:
             raise error

@@ -15,16 +15,19 @@ from sluice.errors import SluiceError
 def delete_topic(core: BrokerCore, name: str, done: Done) -> None:
     """`done(None)` when the topic is gone for good, or never was there."""
     settings = core.topics.get(name)
-    if settings is None and name not in core.offsets.topics() and not core.store.has_queues(name):
+    has_offsets = name in core.offsets.topics() or name in core.kafka_offsets.topics()
+    if settings is None and not has_offsets and not core.store.has_queues(name):
         done(None)  # and nothing is written for a name that somebody made up
         return
     offsets = core.offsets.take_topic(name)
+    kafka_offsets = core.kafka_offsets.take_topic(name)
     keys = core.dedup.take_topic(name)
     popped = core.pops.take_topic(name)
     retries = core.pops.retry_topics(name)
 
     def take_back() -> None:
         core.offsets.give_back(offsets)
+        core.kafka_offsets.give_back(kafka_offsets)
         core.dedup.give_back(name, keys)
         core.pops.give_back(popped)
 
@@ -40,6 +43,8 @@ def delete_topic(core: BrokerCore, name: str, done: Done) -> None:
         raise
     core.stats.forget_topic(name)
     core.retry_notes.forget_topic(name)
+    core.kafka_topics.forget(name)
+    core.producers.forget_topic(name)
     core.ask_turn()
     # Who waits for its messages waits in vain.
     for queue_id in range(settings.read_queues if settings is not None else 0):

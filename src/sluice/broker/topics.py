@@ -35,6 +35,7 @@ CHECK_MAX_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+STAGED_TOPIC: Final = "rmq_sys_sluice_staged"
 REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"  # the cluster's name follows
 REVIVE_QUEUES: Final = 8
 
@@ -56,6 +57,7 @@ CLOSED_TOPICS: Final = frozenset(
         OFFSET_MOVED_TOPIC,
         STATE_TOPIC,
         TIMER_TOPIC,
+        STAGED_TOPIC,
     }
 )
 

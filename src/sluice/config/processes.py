@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from sluice.config.kafka import KafkaConfig
 from sluice.config.kinds import KIB, MIB
 from sluice.config.listening import ListeningConfig, is_loopback
 from sluice.config.settings import (
@@ -59,7 +60,7 @@ def _address(value: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerConfig(ListeningConfig):
+class BrokerConfig(KafkaConfig):
     """The settings of one broker process: one replica of one broker group."""
 
     store: StoreConfig = field(default_factory=StoreConfig)

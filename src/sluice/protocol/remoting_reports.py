@@ -19,12 +19,14 @@ from sluice.protocol.json_members import (
     MessageQueue,
     as_number,
     as_object,
+    flag,
     mapping,
     number,
     objects,
     read_object,
     read_queue_keys,
     text,
+    text_map,
     texts,
 )
 from sluice.protocol.remoting_admin import StatsSpan
@@ -106,6 +108,27 @@ class GroupConfig:
 
 def write_group_config(group: GroupConfig) -> bytes:
     return orjson.dumps(group.members())
+
+
+def read_group_config(body: Buffer) -> GroupConfig:
+    """The settings of one group (352)."""
+    members = _report(body)
+    default = GroupConfig(text(members, "groupName"))
+    policy = members.get("groupRetryPolicy")
+    return GroupConfig(
+        default.name,
+        flag(members, "consumeEnable", default.consume_enabled),
+        flag(members, "consumeFromMinEnable", default.from_min_enabled),
+        flag(members, "consumeBroadcastEnable", default.broadcast_enabled),
+        flag(members, "consumeMessageOrderly", default.orderly),
+        number(members, "retryQueueNums", default.retry_queue_count),
+        number(members, "retryMaxTimes", default.retry_max),
+        number(members, "brokerId", default.broker_id),
+        number(members, "whichBrokerWhenConsumeSlowly", default.slow_broker_id),
+        flag(members, "notifyConsumerIdsChangedEnable", default.notify_changes),
+        None if policy is None else as_object(policy, "groupRetryPolicy"),
+        text_map(members, "attributes"),
+    )
 
 
 def write_request_mode(group: str, topic: str, mode: str, share_count: int) -> bytes:

@@ -396,10 +396,37 @@ SLUICE_LIST_TRANSACTIONS admin>broker |
   Sluice's own: half messages that nobody has ended yet, from an offset of their queue on.
   > offset?l maxNum?i topic group
   < nextOffset!l openCount!l
+SLUICE_LIST_KAFKA_GROUPS admin>broker |
+  Sluice's own: groups of Kafka's clients with their members and offsets, a page at a time.
+  > group after
+  < after
 SLUICE_LIST_DELAYED admin>broker |
   Sluice's own: messages that wait for their time, the earliest first, a page at a time.
   > topic after
   < after timerCount!l levelCount!l
+SLUICE_BULK_FETCH client>broker |
+  Sluice's own: entries of a range of offsets as they lie, some megabytes at a time, then the size
+  of each as int32; their checksums are the reader's to check. Outside of what the queue holds: 21
+  with the next good offset.
+  > topic! queueId!i offset!l toOffset!l maxBytes!i consumerGroup tags keys sql
+  < nextOffset!l minOffset!l maxOffset!l count!i
+SLUICE_RANGE_BYTES client>broker |
+  Sluice's own: about how many bytes ranges of offsets of a queue have; pairs in the body, a number
+  for each in the answer's, as JSON.
+  > topic! queueId!i
+SLUICE_STAGE client>broker |
+  Sluice's own: stores a batch for a queue where nobody sees it until its handle is published.
+  > sink! batch!l topic! queueId!i
+  < handle!
+SLUICE_PUBLISH client>broker |
+  Sluice's own: makes staged batches visible, all of them, once for a sink and a batch; a JSON list
+  of handles in the body. A batch that was published before is left as it is.
+  > sink! batch!l once?b
+  < published!b
+SLUICE_SINK_STATE client>broker |
+  Sluice's own: the newest batch that a sink has published here, -1 where it has none.
+  > sink!
+  < batch!l
 """
 
 RESPONSES: Final = """\

@@ -12,7 +12,7 @@ from typing import Final
 
 from sluice.errors import MessageIllegal
 from sluice.model import Message
-from sluice.protocol import records
+from sluice.protocol import kafka_entries, records
 
 # What both protocols allow, and nothing that leaves the directory.
 _TOPIC_NAME: Final = re.compile(r"[%|a-zA-Z0-9._-]{1,255}")
@@ -26,6 +26,8 @@ def check_topic(topic: str) -> None:
 
 def check_count(message: Message, *, batches: bool) -> None:
     """Refuse a count of offsets that the entry does not tell, or that its queue cannot keep."""
+    if kafka_entries.is_kafka(message.sys_flag):
+        raise MessageIllegal("the flags of the message (0x4080) are the store's own")
     told = records.offset_count(message.sys_flag, message.properties)
     if message.count != told:
         raise MessageIllegal(

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from isal.isal_zlib import crc32
 
-from sluice.protocol import lifetimes, records
+from sluice.protocol import kafka_entries, lifetimes, records
 from sluice.storage.files import Files, OpenFile
 from sluice.storage.queue_index import BATCH_UNIT, FILLER_SIZE, REBUILD, SIMPLE_UNIT
 
@@ -214,7 +214,10 @@ class QueueCheck:
         # timed message Apache's broker writes the tag there.
         if entry.topic in records.TIMED_TOPICS or unit[2] < _EXT_ADDRESS_BELOW:
             return
-        code = records.tags_code(entry.topic, entry.properties, entry.store_ms, ())
+        if kafka_entries.is_kafka(entry.sys_flag):
+            code = kafka_entries.code_in(entry.properties)
+        else:
+            code = records.tags_code(entry.topic, entry.properties, entry.store_ms, ())
         # Apache's broker writes units without the end of a message's life.
         if unit[2] != code and (code < lifetimes.LEAST or unit[2] != lifetimes.without_end(code)):
             cursor.wrong(f"has the tags code {unit[2]}, the entry has {code}")

@@ -390,6 +390,10 @@ class QueueIndex:
     def _unit(self, index: int, store: QueueFiles) -> Unit:
         return self.iterate(self.units(index, index + 1, store, wait=True), index)[0]
 
+    def begin_at(self, unit: int, offset: int) -> None:
+        """Nobody reads below this unit and offset any more; its files go when the log's do."""
+        self.first = max(self.first, unit)
+
     def drop_before(self, first: int, offset: int) -> list[str]:
         """Units below `first` point nowhere any more; returns the files that are not needed.
 
@@ -485,6 +489,10 @@ class BatchQueueIndex(QueueIndex):
             else:
                 high = middle
         return low
+
+    def begin_at(self, unit: int, offset: int) -> None:
+        super().begin_at(unit, offset)
+        self._start_offset = max(self._start_offset, offset)
 
     def drop_before(self, first: int, offset: int) -> list[str]:
         self._start_offset = max(self._start_offset, offset)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sluice.errors import MessageIllegal, StoreCorrupt
-from sluice.protocol import records
+from sluice.protocol import kafka_entries, records
 from sluice.storage import snapshot as marks
 from sluice.storage.commit_log import CommitLog, Segment
 from sluice.storage.files import Files
@@ -125,7 +125,10 @@ class Scan:
         if queue is None:
             queue = self.queue_of(topic.decode("utf-8", "replace"), queue_id)
             self._queues[topic, queue_id] = queue
-        code = records.tags_code(topic, properties, store_ms, self.delay_levels_ms)
+        if sys_flag & records.SYS_INNER_BATCH and kafka_entries.is_kafka(sys_flag):
+            code = kafka_entries.code_in(properties)
+        else:
+            code = records.tags_code(topic, properties, store_ms, self.delay_levels_ms)
         count = records.offset_count(sys_flag, properties) if sys_flag & 0x80 else 1
         unit = queue.pack(position, size, code, store_ms, offset, count)
         queue.add_found(unit, offset, count)

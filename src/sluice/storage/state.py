@@ -48,7 +48,22 @@ TRANSACTION_TABLE: Final = "transaction"  # from where on half messages are read
 FORBIDDEN_TABLE: Final = "forbidden"  # group -> topic -> bits of what it may not do
 LOCK_TABLE: Final = "lock"  # topic@group@queue -> the client that reads it in order
 RETRY_TABLE: Final = "retry"  # topic@group@queue -> ranges of offsets that were sent back
+STAGED_TABLE: Final = "staged"  # sink -> the batch that it published last, what of it waits
 DEAD_TABLE: Final = "dead_letter"  # group@queue -> ranges of dead letters that were sent again
+KAFKA_GROUP_TABLE: Final = "kafka_group"  # group of Kafka's clients -> members, generation
+KAFKA_OFFSET_TABLE: Final = "kafka_offset"  # topic@partition@group -> offset, epoch, text, time
+KAFKA_PENDING_TABLE: Final = "kafka_pending"  # topic@partition@producer@group -> the same
+KAFKA_ID_TABLE: Final = "kafka_id"  # "topic@" -> its UUID
+KAFKA_START_TABLE: Final = "kafka_start"  # topic@partition -> offset that it begins at
+KAFKA_PRODUCER_TABLE: Final = "kafka_producer"  # topic@partition -> what producers sent last
+KAFKA_TRANSACTION_TABLE: Final = "kafka_transaction"  # transactional id -> its state
+
+# Their keys begin with "topic@": a row goes with its topic.
+_TOPIC_TABLES: Final = (
+    *(OFFSET_TABLE, QUEUE_END_TABLE, MEMORY_TABLE, DEDUP_TABLE),
+    *(KAFKA_OFFSET_TABLE, KAFKA_PENDING_TABLE, KAFKA_ID_TABLE, KAFKA_PRODUCER_TABLE),
+    KAFKA_START_TABLE,
+)
 
 _FILE_BYTES_MAX: Final = 1 << 30
 _MARK: Final = "sluice"
@@ -156,7 +171,7 @@ class StateTables:
     def _forget_topic(self, topic: str) -> None:
         """A topic was deleted: nobody's offset means anything there, and its queues end nowhere."""
         self._change(TOPIC_TABLE, topic, None)
-        for name in (OFFSET_TABLE, QUEUE_END_TABLE, MEMORY_TABLE, DEDUP_TABLE):
+        for name in _TOPIC_TABLES:
             for key in [k for k in self.tables.get(name, {}) if k.startswith(f"{topic}@")]:
                 self._change(name, key, None)
 

@@ -24,6 +24,8 @@ from tests.unit.broker.broker_kit import (
     send_fields,
 )
 from tests.unit.broker.pop_kit import pop_fields, ticket
+from tests.unit.broker.test_kafka_admin import commit as kafka_commit
+from tests.unit.broker.test_kafka_admin import join as kafka_join
 from tests.unit.loops import run_once, until
 from tests.unit.prometheus_text import Read, read_page
 
@@ -276,7 +278,8 @@ def test_a_failed_flush_shows() -> None:
 
 def test_every_metric_is_on_a_page_and_no_other() -> None:
     async def work() -> None:
-        async with running(connections_max=2, auto_create_topics="off") as rig:
+        settings = {"auto_create_topics": "off", "kafka_initial_rebalance_delay_ms": 0}
+        async with running(connections_max=2, **settings) as rig:
             await rig.make_topic("orders")
             await rig.join("readers", {"orders": "A"}, client_id="one")
             await rig.join("readers", {"orders": "B"}, client_id="two")
@@ -292,6 +295,8 @@ def test_every_metric_is_on_a_page_and_no_other() -> None:
                 *(core.store.memory.dropped, core.store.memory.refused),
             ):
                 counts["orders"] += 1
+            await kafka_join(rig, "kafka's")
+            await kafka_commit(rig, "kafka's simple one", 0)
             read = await page_of(rig)
             assert read.kinds == {metric.name: metric.kind for metric in METRICS}
             assert read.helps == {metric.name: metric.help for metric in METRICS}

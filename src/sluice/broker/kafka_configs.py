@@ -1,0 +1,292 @@
+"""This module knows the configurations of Kafka's topics: names, defaults, and what they may be.
+
+They are kept as attributes of the topic, with "kafka." in front of their names. Those that say how
+Kafka's own files are laid out are kept and shown, because tools set them; they mean nothing here.
+What would promise something that is not done (compaction, another codec) is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from sluice.broker.core import BrokerCore
+from sluice.broker.kafka_api import Answer, KafkaApi, Request
+from sluice.broker.kafka_partitions import CONFIG_PREFIX, KafkaTopic
+from sluice.broker.kafka_produce import code_of
+from sluice.errors import SluiceError
+from sluice.protocol import kafka_codes
+
+TOPIC_RESOURCE: Final = 2
+BROKER_RESOURCE: Final = 4
+_SET_HERE: Final = 1  # where a value comes from, in Kafka's numbers
+_FROM_BROKER: Final = 4
+_DEFAULT: Final = 5
+_BOOLEAN, _STRING, _INT, _, _LONG, _DOUBLE, _LIST = range(1, 8)
+_SET, _DELETE, _ADD, _TAKE = range(4)
+_INT_MAX: Final = 2**31 - 1
+_LONG_MAX: Final = 2**63 - 1
+
+
+class _Known(NamedTuple):
+    kind: int
+    default: str
+    low: float = 0
+    high: float = 0
+    words: tuple[str, ...] = ()
+
+
+_KNOWN: Final = {
+    "cleanup.policy": _Known(_LIST, "delete", words=("delete",)),
+    "compression.type": _Known(_STRING, "producer", words=("producer",)),
+    "delete.retention.ms": _Known(_LONG, "86400000", 0, _LONG_MAX),
+    "file.delete.delay.ms": _Known(_LONG, "60000", 0, _LONG_MAX),
+    "flush.messages": _Known(_LONG, str(_LONG_MAX), 1, _LONG_MAX),
+    "flush.ms": _Known(_LONG, str(_LONG_MAX), 0, _LONG_MAX),
+    "index.interval.bytes": _Known(_INT, "4096", 0, _INT_MAX),
+    "max.compaction.lag.ms": _Known(_LONG, str(_LONG_MAX), 1, _LONG_MAX),
+    "max.message.bytes": _Known(_INT, "", 0, 64 * 1024 * 1024),
+    "message.timestamp.after.max.ms": _Known(_LONG, "3600000", 0, _LONG_MAX),
+    "message.timestamp.before.max.ms": _Known(_LONG, str(_LONG_MAX), 0, _LONG_MAX),
+    "message.timestamp.type": _Known(_STRING, "CreateTime", words=("CreateTime", "LogAppendTime")),
+    "min.cleanable.dirty.ratio": _Known(_DOUBLE, "0.5", 0, 1),
+    "min.compaction.lag.ms": _Known(_LONG, "0", 0, _LONG_MAX),
+    "min.insync.replicas": _Known(_INT, "1", 1, 1),
+    "preallocate": _Known(_BOOLEAN, "false", words=("true", "false")),
+    "retention.bytes": _Known(_LONG, "-1", -1, _LONG_MAX),
+    "retention.ms": _Known(_LONG, "604800000", -1, _LONG_MAX),
+    "segment.bytes": _Known(_INT, "1073741824", 14, _INT_MAX),
+    "segment.index.bytes": _Known(_INT, "10485760", 4, _INT_MAX),
+    "segment.jitter.ms": _Known(_LONG, "0", 0, _LONG_MAX),
+    "segment.ms": _Known(_LONG, "604800000", 1, _LONG_MAX),
+    "unclean.leader.election.enable": _Known(_BOOLEAN, "false", words=("true", "false")),
+}
+
+
+def check_config(name: str, value: str | None) -> str:
+    """What is wrong with a configuration; empty where nothing is."""
+    known = _KNOWN.get(name)
+    if known is None:
+        return f"Unknown topic config name: {name[:100]}"
+    if value is None:
+        return f"{name} has no value"
+    if known.words:
+        parts = value.split(",") if known.kind == _LIST else [value]
+        if all(part.strip() in known.words for part in parts):
+            return ""
+        return f"{name}={value[:100]}: only {', '.join(known.words)} is supported here"
+    try:
+        number = float(value) if known.kind == _DOUBLE else int(value)
+    except ValueError:
+        return f"{name}={value[:100]} is no number"
+    if known.low <= number <= known.high:
+        return ""
+    return f"{name}={value[:100]} is outside of {known.low} to {known.high}"
+
+
+def shown_configs(
+    core: BrokerCore, topic: KafkaTopic, names: list[str] | None = None
+) -> list[dict[str, Any]]:
+    """The configurations of a topic, as answers list them."""
+    result = []
+    for name, known in _KNOWN.items():
+        if names is not None and name not in names:
+            continue
+        own = topic.config(name)
+        result.append(
+            {
+                "name": name,
+                "value": own if own is not None else _default(core, name),
+                "config_source": _DEFAULT if own is None else _SET_HERE,
+                "config_type": known.kind,
+            }
+        )
+    return result
+
+
+def _default(core: BrokerCore, name: str) -> str:
+    if name == "max.message.bytes":
+        return str(core.config.kafka_batch_bytes_max)
+    if name == "message.timestamp.after.max.ms":
+        return str(core.config.kafka_timestamp_ahead_ms_max)
+    return _KNOWN[name].default
+
+
+class KafkaConfigs:
+    """Configurations of one broker's topics, and those of its own that are like Kafka's."""
+
+    def __init__(self, core: BrokerCore) -> None:
+        self._core = core
+
+    def register(self, api: KafkaApi) -> None:
+        api.register(kafka_codes.DESCRIBE_CONFIGS, 1, 4, self.describe)
+        api.register(kafka_codes.ALTER_CONFIGS, 0, 2, self.alter)
+        api.register(kafka_codes.INCREMENTAL_ALTER_CONFIGS, 0, 1, self.alter_some)
+
+    def describe(self, request: Request, answer: Answer) -> None:
+        answer(
+            {
+                "results": [
+                    self._describe(each, request.peer.node.node_id)
+                    for each in request.body.resources
+                ]
+            }
+        )
+
+    def _describe(self, asked: Any, node_id: int) -> dict[str, Any]:
+        result: dict[str, Any] = {
+            "resource_type": asked.resource_type,
+            "resource_name": asked.resource_name,
+            "configs": [],
+        }
+        names = None if asked.configuration_keys is None else list(asked.configuration_keys)
+        if asked.resource_type == TOPIC_RESOURCE:
+            topic = self._core.kafka_topics.find(asked.resource_name)
+            if topic is None:
+                return {**result, "error_code": kafka_codes.UNKNOWN_TOPIC_OR_PARTITION}
+            return {**result, "configs": shown_configs(self._core, topic, names)}
+        if asked.resource_type == BROKER_RESOURCE and asked.resource_name in ("", str(node_id)):
+            return {**result, "configs": self._own(names)}
+        return {
+            **result,
+            "error_code": kafka_codes.INVALID_REQUEST,
+            "error_message": "only topics and this broker have configurations",
+        }
+
+    def _own(self, names: list[str] | None) -> list[dict[str, Any]]:
+        config = self._core.config
+        values = {
+            "auto.create.topics.enable": (_BOOLEAN, str(config.creates_topics).lower()),
+            "broker.id": (_INT, str(config.kafka_node_id)),
+            "default.replication.factor": (_INT, "1"),
+            "log.cleanup.policy": (_LIST, "delete"),
+            "log.message.timestamp.type": (_STRING, "CreateTime"),
+            "message.max.bytes": (_INT, str(config.kafka_batch_bytes_max)),
+            "min.insync.replicas": (_INT, "1"),
+            "num.partitions": (_INT, str(config.default_queue_count)),
+            "offsets.retention.minutes": (_INT, str(config.kafka_offsets_retention_ms // 60_000)),
+            "socket.request.max.bytes": (_INT, str(config.kafka_request_bytes_max)),
+        }
+        return [
+            {
+                "name": name,
+                "value": value,
+                "read_only": True,
+                "config_source": _FROM_BROKER,
+                "config_type": kind,
+            }
+            for name, (kind, value) in values.items()
+            if names is None or name in names
+        ]
+
+    # ------------------------------------------------------------------------------------- changing
+
+    def alter(self, request: Request, answer: Answer) -> None:
+        """All configurations of a topic at once: what is not named has its default again."""
+
+        def wanted(topic: KafkaTopic, asked: Any) -> dict[str, str] | str:
+            for each in asked.configs:
+                wrong = check_config(each.name, each.value)
+                if wrong:
+                    return wrong
+            return {each.name: each.value for each in asked.configs}
+
+        self._alter(request, answer, wanted)
+
+    def alter_some(self, request: Request, answer: Answer) -> None:
+        self._alter(request, answer, _changed)
+
+    def _alter(
+        self,
+        request: Request,
+        answer: Answer,
+        wanted: Callable[[KafkaTopic, Any], dict[str, str] | str],
+    ) -> None:
+        asked = request.body.resources
+        results: list[dict[str, Any]] = [{} for _ in asked]
+        left = len(asked)
+
+        def finish(at: int, code: int, reason: str | None = None) -> None:
+            nonlocal left
+            results[at] = {
+                "error_code": code,
+                "error_message": reason,
+                "resource_type": asked[at].resource_type,
+                "resource_name": asked[at].resource_name,
+            }
+            left -= 1
+            if not left:
+                answer({"responses": results})
+
+        if not asked:
+            answer({"responses": []})
+        for at, each in enumerate(asked):
+            topic = self._core.kafka_topics.find(each.resource_name)
+            if each.resource_type != TOPIC_RESOURCE:
+                finish(at, kafka_codes.INVALID_REQUEST, "only a topic's configurations change")
+            elif topic is None:
+                finish(at, kafka_codes.UNKNOWN_TOPIC_OR_PARTITION)
+            else:
+                self._change(at, topic, wanted(topic, each), request.body.validate_only, finish)
+
+    def _change(
+        self,
+        at: int,
+        topic: KafkaTopic,
+        configs: dict[str, str] | str,
+        only_check: bool,
+        finish: Callable[..., None],
+    ) -> None:
+        if isinstance(configs, str):
+            finish(at, kafka_codes.INVALID_CONFIG, configs)
+            return
+        if only_check:
+            finish(at, 0)
+            return
+        kept = {
+            name: value
+            for name, value in topic.settings.attributes.items()
+            if not name.startswith(CONFIG_PREFIX)
+        }
+        kept.update({CONFIG_PREFIX + name: value for name, value in configs.items()})
+
+        def told(error: SluiceError | None) -> None:
+            finish(
+                at, 0 if error is None else code_of(error), None if error is None else str(error)
+            )
+
+        try:
+            self._core.topics.put([replace(topic.settings, attributes=kept)], told)
+        except SluiceError as error:
+            told(error)
+            return
+        self._core.ask_turn()
+
+
+def _changed(topic: KafkaTopic, asked: Any) -> dict[str, str] | str:
+    """A topic's configurations after single changes, or what is wrong with one."""
+    configs = {name: value for name in _KNOWN if (value := topic.config(name)) is not None}
+    for each in asked.configs:
+        name, operation = each.name, each.config_operation
+        known = _KNOWN.get(name)
+        if known is None:
+            return check_config(name, "")
+        if operation == _DELETE:
+            configs.pop(name, None)
+            continue
+        value = each.value or ""
+        if operation in (_ADD, _TAKE):
+            if known.kind != _LIST:
+                return f"{name} is no list"
+            now = [part for part in configs.get(name, known.default).split(",") if part]
+            given = value.split(",")
+            both = [part for part in now if part not in given]
+            value = ",".join(both + given if operation == _ADD else both)
+        elif operation != _SET:
+            return f"unknown operation {operation}"
+        wrong = check_config(name, value)
+        if wrong:
+            return wrong
+        configs[name] = value
+    return configs

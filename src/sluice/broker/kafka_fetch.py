@@ -1,0 +1,304 @@
+"""This module answers Kafka's consumers: it reads their partitions, and waits where there is
+nothing.
+
+Partitions are read in the order of the request until the limit of bytes is reached; the first
+batch that is found is answered whatever its size, so that a consumer always comes on. What readers
+of committed records may see ends where the first undecided transaction begins.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from sluice.broker.core import BrokerCore
+from sluice.broker.kafka_api import Answer, KafkaApi, Request
+from sluice.broker.kafka_partitions import KafkaTopic
+from sluice.broker.kafka_reading import read_batches
+from sluice.broker.kafka_sessions import (
+    FINAL_EPOCH,
+    FIRST_EPOCH,
+    NO_SESSION,
+    PARTITIONS_MAX,
+    Asked,
+    FetchSessions,
+    Place,
+    Session,
+)
+from sluice.broker.kafka_waiting import KafkaWaiting, Waiter
+from sluice.broker.producer_states import LEADER_EPOCH
+from sluice.errors import RecordDamaged, SluiceError
+from sluice.protocol import kafka_codes
+from sluice.protocol.kafka_fast import FETCH_IDS, FetchedPart, TopicKey, write_fetched
+from sluice.storage.store import ColdRead
+
+COMMITTED: Final = 1
+NO_EPOCH: Final = -1
+_WAIT_MS_MAX: Final = 5 * 60_000
+_EPOCH_MAX: Final = 0x7FFFFFFF
+_NO_ID: Final = UUID(int=0)
+
+
+class Wanted(NamedTuple):
+    """What a consumer asks of one partition, and the topic where there is one."""
+
+    asked: Asked
+    topic: KafkaTopic | None
+
+
+class _Fetch:
+    """One fetch that is being answered."""
+
+    __slots__ = (
+        *("answer", "bytes_max", "is_last", "isolation", "min_bytes", "request", "until_ms"),
+        *("is_increment", "results", "session", "total_bytes", "waiter", "wanted"),
+    )
+
+    def __init__(self, request: Request, answer: Answer, wanted: list[Wanted]) -> None:
+        self.request = request
+        self.answer = answer
+        self.wanted = wanted
+        self.isolation = 0
+        self.bytes_max = 0
+        self.min_bytes = 0
+        self.until_ms = 0
+        self.is_last = False  # its time is over: it is answered as it is
+        self.results: list[FetchedPart] = []
+        self.total_bytes = 0
+        self.waiter: Waiter | None = None
+        self.session: Session | None = None
+        self.is_increment = False  # only what is new is answered
+
+
+class KafkaFetch:
+    """Fetches of one broker."""
+
+    def __init__(self, core: BrokerCore, waiting: KafkaWaiting) -> None:
+        self._core = core
+        self._waiting = waiting
+        self._held: dict[object, set[_Fetch]] = {}  # by connection
+        self._sessions = FetchSessions(lambda: core.config.kafka_fetch_sessions_max)
+
+    def register(self, api: KafkaApi) -> None:
+        api.register(kafka_codes.FETCH, 4, 18, self.fetch)
+        api.when_closed(self._closed)
+
+    def fetch(self, request: Request, answer: Answer) -> None:
+        body = request.body
+        code, session, asked = self._take_session(request)
+        if code:
+            answer(write_fetched(request.version, code, 0, []))
+            return
+        fetch = _Fetch(request, answer, [Wanted(each, self._find(each)) for each in asked])
+        fetch.session = session
+        fetch.is_increment = session is not None and body.session_epoch > FIRST_EPOCH
+        fetch.isolation = int(body.isolation_level)
+        limit = self._core.config.kafka_fetch_bytes_max
+        fetch.bytes_max = min(max(0, int(body.max_bytes)), limit)
+        fetch.min_bytes = int(body.min_bytes)
+        wait_ms = min(round(body.max_wait.total_seconds() * 1000), _WAIT_MS_MAX)
+        fetch.until_ms = self._core.now_ms() + wait_ms if wait_ms > 0 else 0
+        self._look(fetch)
+
+    def _take_session(self, request: Request) -> tuple[int, Session | None, list[Asked]]:
+        """Error code, session, and the partitions that are to be read."""
+        body, sessions = request.body, self._sessions
+        asked = _asked(request)
+        session_id = getattr(body, "session_id", NO_SESSION)
+        epoch = getattr(body, "session_epoch", FINAL_EPOCH)
+        uses_ids = request.version >= FETCH_IDS
+        if epoch in (FIRST_EPOCH, FINAL_EPOCH):
+            sessions.end(session_id)
+            session = sessions.begin(uses_ids, asked) if epoch == FIRST_EPOCH else None
+            return 0, session, asked
+        session = sessions.find(session_id)
+        if session is None:
+            return kafka_codes.FETCH_SESSION_ID_NOT_FOUND, None, []
+        if session.epoch != epoch:
+            return kafka_codes.INVALID_FETCH_SESSION_EPOCH, None, []
+        if session.uses_ids != uses_ids:
+            return kafka_codes.FETCH_SESSION_TOPIC_ID_ERROR, None, []
+        if len(session.parts) + len(asked) > PARTITIONS_MAX:
+            return kafka_codes.INVALID_REQUEST, None, []
+        session.epoch = 1 if epoch == _EPOCH_MAX else epoch + 1
+        session.change(asked, _forgotten(request))
+        return 0, session, list(session.parts.values())
+
+    def _find(self, asked: Asked) -> KafkaTopic | None:
+        key, topics = asked.place[0], self._core.kafka_topics
+        return topics.by_id(key) if isinstance(key, UUID) else topics.find(key)
+
+    # -------------------------------------------------------------------------------------- reading
+
+    def _look(self, fetch: _Fetch) -> None:
+        """Read, then answer or wait."""
+        fetch.results = []
+        fetch.total_bytes = 0
+
+        def ask() -> bool:
+            # What was read before a part had to come from the disk is not read again.
+            for wanted in fetch.wanted[len(fetch.results) :]:
+                part = self._read(fetch, wanted)
+                fetch.total_bytes += part.byte_count
+                fetch.results.append(part)
+            return True
+
+        def done(result: bool | None, error: BaseException | None) -> None:
+            if error is not None:
+                fetch.request.peer.drop(f"a fetch failed: {error}")
+                return
+            self._judge(fetch)
+
+        try:
+            ask()
+        except ColdRead:
+            self._core.store.call(ask, done)
+            return
+        self._judge(fetch)
+
+    def _judge(self, fetch: _Fetch) -> None:
+        is_enough = (
+            fetch.is_last
+            or not fetch.until_ms
+            or fetch.total_bytes >= fetch.min_bytes
+            or any(part.code for part in fetch.results)
+        )
+        if is_enough or not self._hold(fetch):
+            self._answer(fetch)
+
+    def _read(self, fetch: _Fetch, wanted: Wanted) -> FetchedPart:
+        topic, (key, partition) = wanted.topic, wanted.asked.place
+        if topic is None:
+            code = kafka_codes.UNKNOWN_TOPIC_OR_PARTITION
+            if isinstance(key, UUID):
+                code = kafka_codes.UNKNOWN_TOPIC_ID
+            return FetchedPart(partition, code)
+        if not 0 <= partition < topic.partitions:
+            return FetchedPart(partition, kafka_codes.UNKNOWN_TOPIC_OR_PARTITION)
+        code = epoch_code(wanted.asked.leader_epoch)
+        if not code and (not topic.settings.readable or self._core.config.permission == "w"):
+            code = kafka_codes.TOPIC_AUTHORIZATION_FAILED
+        if code:
+            return FetchedPart(partition, code)
+        try:
+            return self._read_found(fetch, wanted.asked, topic)
+        except RecordDamaged:
+            return FetchedPart(partition, kafka_codes.KAFKA_STORAGE_ERROR)
+        except SluiceError:
+            return FetchedPart(partition, kafka_codes.UNKNOWN_SERVER_ERROR)
+
+    def _read_found(self, fetch: _Fetch, asked: Asked, topic: KafkaTopic) -> FetchedPart:
+        core, partition, offset = self._core, asked.place[1], asked.offset
+        stored = topic.stored
+        high = core.store.max_offset(stored, partition)
+        low = core.store.min_offset(stored, partition)
+        if not low <= offset <= high:
+            return FetchedPart(partition, kafka_codes.OFFSET_OUT_OF_RANGE)
+        stable = high
+        aborted: list[tuple[int, int]] | None = None
+        if topic.batches:
+            offsets = core.producers.stable_offsets(stored, partition)
+            stable = offsets.stable(high)
+        else:
+            offsets = None
+        room = min(asked.bytes_max, fetch.bytes_max - fetch.total_bytes)
+        if room <= 0 and fetch.total_bytes:
+            aborted = [] if fetch.isolation == COMMITTED else None
+            return FetchedPart(partition, 0, high, stable, low, aborted)
+        stop = stable if fetch.isolation == COMMITTED else high
+        read = read_batches(core, topic, partition, offset, stop, max(1, room))
+        if read.is_outside:
+            return FetchedPart(partition, kafka_codes.OFFSET_OUT_OF_RANGE)
+        slices, byte_count = read.slices, read.byte_count
+        if byte_count > room and fetch.total_bytes:
+            slices, byte_count = [], 0  # after the first batch the limits hold
+        if fetch.isolation == COMMITTED:
+            found = [] if offsets is None else offsets.aborted(offset, read.next_offset)
+            aborted = [(each[0], each[1]) for each in found]
+        return FetchedPart(partition, 0, high, stable, low, aborted, slices, byte_count)
+
+    # -------------------------------------------------------------------------------------- waiting
+
+    def _hold(self, fetch: _Fetch) -> bool:
+        def look(timed_out: bool) -> None:
+            self._release(fetch)
+            fetch.is_last = timed_out
+            self._look(fetch)
+
+        queues = {
+            (wanted.topic.stored, wanted.asked.place[1]): None
+            for wanted in fetch.wanted
+            if wanted.topic is not None
+        }
+        waiter = Waiter(queues, fetch.until_ms, look)
+        fetch.waiter = waiter
+        fetch.results = []  # nothing of the log is held while it waits
+        if not self._waiting.wait(waiter):
+            fetch.is_last = True
+            self._look(fetch)
+            return True
+        self._held.setdefault(fetch.request.peer, set()).add(fetch)
+        return True
+
+    def _release(self, fetch: _Fetch) -> None:
+        held = self._held.get(fetch.request.peer)
+        if held is not None:
+            held.discard(fetch)
+            if not held:
+                del self._held[fetch.request.peer]
+
+    def _closed(self, peer: object) -> None:
+        for fetch in self._held.pop(peer, ()):
+            if fetch.waiter is not None:
+                self._waiting.drop(fetch.waiter)
+
+    def _answer(self, fetch: _Fetch) -> None:
+        topics: list[tuple[TopicKey, list[FetchedPart]]] = []
+        session = fetch.session
+        for wanted, part in zip(fetch.wanted, fetch.results, strict=True):
+            place = wanted.asked.place
+            if session is not None:
+                is_news = session.is_news(place, (part.high, part.start))
+                if part.byte_count:
+                    session.had_records(place)
+                elif fetch.is_increment and not is_news and not part.code:
+                    continue
+            if not topics or topics[-1][0] != place[0]:
+                topics.append((place[0], []))
+            topics[-1][1].append(part)
+        session_id = NO_SESSION if session is None else session.id
+        fetch.answer(write_fetched(fetch.request.version, 0, session_id, topics))
+
+
+def _asked(request: Request) -> list[Asked]:
+    """What a request says of partitions."""
+    uses_ids = request.version >= FETCH_IDS
+    return [
+        Asked(
+            ((topic.topic_id or _NO_ID) if uses_ids else str(topic.topic), part.partition),
+            part.fetch_offset,
+            part.partition_max_bytes,
+            getattr(part, "current_leader_epoch", NO_EPOCH),
+        )
+        for topic in request.body.topics
+        for part in topic.partitions
+    ]
+
+
+def _forgotten(request: Request) -> list[Place]:
+    """The partitions that a session is to leave out from now on."""
+    uses_ids = request.version >= FETCH_IDS
+    return [
+        ((topic.topic_id or _NO_ID) if uses_ids else str(topic.topic), partition)
+        for topic in request.body.forgotten_topics_data
+        for partition in topic.partitions
+    ]
+
+
+def epoch_code(leader_epoch: int) -> int:
+    """Whether a client knows another leader than this one."""
+    if leader_epoch in (NO_EPOCH, LEADER_EPOCH):
+        return 0
+    if leader_epoch < LEADER_EPOCH:
+        return kafka_codes.FENCED_LEADER_EPOCH
+    return kafka_codes.UNKNOWN_LEADER_EPOCH

@@ -1,0 +1,265 @@
+"""This module tells Kafka's clients the offsets of partitions: first, last, and at a time.
+
+By time it is the first record, in the order of offsets, whose timestamp is not below the one asked
+for. The units of a partition tell the highest timestamp of each batch, so one batch is unpacked at
+most. Of messages that RocketMQ's producers sent, the units do not tell the time of birth: there the
+search begins with what was stored at that time or later.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from sluice.broker.core import BrokerCore
+from sluice.broker.kafka_api import Answer, KafkaApi, Request
+from sluice.broker.kafka_fetch import COMMITTED, NO_EPOCH, epoch_code
+from sluice.broker.kafka_partitions import KafkaTopic
+from sluice.broker.producer_states import LEADER_EPOCH
+from sluice.errors import SluiceError
+from sluice.protocol import kafka_batches, kafka_codes, kafka_entries, records
+from sluice.protocol.kafka_batches import BadBatch
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+EARLIEST_PENDING: Final = -6  # of what is to be moved to another tier, which there is none of
+_UNIT: Final = np.dtype(
+    [
+        *(("position", ">i8"), ("size", ">i4"), ("code", ">i8"), ("store_ms", ">i8")),
+        *(("offset", ">i8"), ("count", ">i2"), ("compacted", ">i4"), ("true_count", ">i4")),
+    ]
+)
+_UNITS_AT_ONCE: Final = 65_536
+_ENTRIES_MAX: Final = 1000
+# A tag's hash has 32 bits; a code above it is of a batch, and tells its time.
+_TIMED_FROM: Final = 1 << 40
+
+
+class At(NamedTuple):
+    """A place in a partition: offset and timestamp, -1 where there is none."""
+
+    offset: int = -1
+    time_ms: int = -1
+
+
+class KafkaListOffsets:
+    """Offsets of one broker's partitions."""
+
+    def __init__(self, core: BrokerCore) -> None:
+        self._core = core
+
+    def register(self, api: KafkaApi) -> None:
+        api.register(kafka_codes.LIST_OFFSETS, 1, 11, self.list_offsets)
+        api.register(kafka_codes.OFFSET_FOR_LEADER_EPOCH, 2, 4, self.for_leader_epoch)
+
+    def list_offsets(self, request: Request, answer: Answer) -> None:
+        body = request.body
+        isolation = getattr(body, "isolation_level", 0)
+        wanted = [(topic.name, part) for topic in body.topics for part in topic.partitions]
+        found: list[dict[str, Any]] = []
+
+        def ask() -> bool:
+            for name, part in wanted[len(found) :]:
+                found.append(self._one(name, part, isolation))
+            return True
+
+        def done(result: bool | None, error: BaseException | None) -> None:
+            if error is not None:
+                request.peer.drop(f"offsets cannot be read: {error}")
+                return
+            rest = iter(found)
+            answer(
+                {
+                    "topics": [
+                        {"name": topic.name, "partitions": [next(rest) for _ in topic.partitions]}
+                        for topic in body.topics
+                    ]
+                }
+            )
+
+        self._core.store.call(ask, done)
+
+    def _one(self, name: str, part: Any, isolation: int) -> dict[str, Any]:
+        result: dict[str, Any] = {
+            "partition_index": part.partition_index,
+            "timestamp": -1,
+            "offset": -1,
+            "leader_epoch": NO_EPOCH,
+        }
+        topic = self._core.kafka_topics.find(name)
+        if topic is None or not 0 <= part.partition_index < topic.partitions:
+            result["error_code"] = kafka_codes.UNKNOWN_TOPIC_OR_PARTITION
+            return result
+        code = epoch_code(getattr(part, "current_leader_epoch", NO_EPOCH))
+        if code:
+            result["error_code"] = code
+            return result
+        try:
+            at = self._find(topic, part.partition_index, int(part.timestamp), isolation)
+        except SluiceError:
+            result["error_code"] = kafka_codes.KAFKA_STORAGE_ERROR
+            return result
+        result["offset"], result["timestamp"] = at
+        if at.offset >= 0:
+            result["leader_epoch"] = LEADER_EPOCH
+        return result
+
+    def _find(self, topic: KafkaTopic, partition: int, when: int, isolation: int) -> At:
+        store, stored = self._core.store, topic.stored
+        if when in (EARLIEST, EARLIEST_LOCAL, EARLIEST_PENDING):
+            return At(store.min_offset(stored, partition))
+        if when == LATEST_TIERED:
+            return At()
+        high = store.max_offset(stored, partition)
+        if isolation == COMMITTED and topic.batches:
+            high = self._core.producers.stable_offsets(stored, partition).stable(high)
+        if when == LATEST:
+            return At(high)
+        if when == MAX_TIMESTAMP:
+            return self._newest(topic, partition, high)
+        if when < 0:
+            return At()
+        if topic.batches:
+            return self._in_batches(topic, partition, when, high)
+        return self._in_messages(topic, partition, when, high)
+
+    # -------------------------------------------------------------------------------------- by time
+
+    def _units(self, topic: KafkaTopic, partition: int, start: int) -> np.ndarray[Any, Any] | None:
+        """Units from a number on, so many at once; None where there are no more."""
+        store = self._core.store
+        queue = store.queues.get((topic.stored, partition))
+        if queue is None or start >= queue.count:
+            return None
+        stop = min(queue.count, start + _UNITS_AT_ONCE)
+        raw = queue.units(start, stop, store.queue_files, wait=False)
+        return np.frombuffer(bytes(raw), _UNIT)
+
+    def _stored_from(self, topic: KafkaTopic, partition: int, when: int) -> int:
+        """The first unit whose entry was stored at a time or later: that time never goes back."""
+        queue = self._core.store.queues.get((topic.stored, partition))
+        if queue is None:
+            return 0
+        low, high = queue.first, queue.count
+        while low < high:
+            middle = (low + high) // 2
+            raw = queue.units(middle, middle + 1, self._core.store.queue_files, wait=False)
+            if int(np.frombuffer(bytes(raw), _UNIT)["store_ms"][0]) < when:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _first_unit(self, topic: KafkaTopic, partition: int) -> int:
+        queue = self._core.store.queues.get((topic.stored, partition))
+        return 0 if queue is None else queue.first
+
+    def _in_batches(self, topic: KafkaTopic, partition: int, when: int, high: int) -> At:
+        # No record is further ahead of the clock than is allowed, so what was stored long before
+        # need not be looked at.
+        ahead_ms = self._core.config.kafka_timestamp_ahead_ms_max
+        start = self._stored_from(topic, partition, when - ahead_ms)
+        while (units := self._units(topic, partition, start)) is not None:
+            for index in np.flatnonzero(_times(units) >= when):
+                if int(units["offset"][index]) >= high:
+                    return At()
+                at = self._in_entry(int(units["position"][index]), when, high)
+                if at.offset >= 0:
+                    return at
+            start += len(units)
+        return At()
+
+    def _newest(self, topic: KafkaTopic, partition: int, high: int) -> At:
+        """The first record with the highest timestamp."""
+        if not topic.batches:
+            return self._newest_message(topic, partition, high)
+        best, best_ms = -1, -1
+        start = self._first_unit(topic, partition)
+        while (units := self._units(topic, partition, start)) is not None:
+            times = np.where(units["offset"] < high, _times(units), -1)
+            index = int(times.argmax())
+            if times[index] > best_ms:
+                best, best_ms = int(units["position"][index]), int(times[index])
+            start += len(units)
+        return At() if best < 0 else self._in_entry(best, best_ms, high)
+
+    def _in_entry(self, position: int, when: int, high: int) -> At:
+        """The first record of an entry that is not older than a time."""
+        view = self._core.store.entry_at(position)
+        if view is None:
+            return At()
+        entry = records.decode(view)
+        if not kafka_entries.is_kafka(entry.sys_flag):
+            is_match = entry.born_ms >= when and entry.queue_offset < high
+            return At(entry.queue_offset, entry.born_ms) if is_match else At()
+        head = kafka_batches.read_head(entry.body)
+        if head is None or head.is_control:
+            return At()
+        if head.attributes & kafka_batches.APPEND_TIME:
+            return At(entry.queue_offset, head.max_ms)
+        try:
+            found = kafka_batches.read_records(
+                head, entry.body, self._core.config.kafka_unpacked_bytes_max
+            )
+        except BadBatch:
+            return At(entry.queue_offset, head.max_ms)
+        for record in found:
+            time_ms = head.base_ms + record.time_delta
+            offset = entry.queue_offset + record.offset_delta
+            if time_ms >= when and offset < high:
+                return At(offset, time_ms)
+        return At()
+
+    def _in_messages(self, topic: KafkaTopic, partition: int, when: int, high: int) -> At:
+        store = self._core.store
+        offset = store.offset_for_time(topic.stored, partition, when)
+        result = store.read(topic.stored, partition, offset, count_max=_ENTRIES_MAX)
+        for message in result.messages:
+            entry = records.decode(message)
+            if entry.born_ms >= when and entry.queue_offset < high:
+                return At(entry.queue_offset, entry.born_ms)
+        return At()
+
+    def _newest_message(self, topic: KafkaTopic, partition: int, high: int) -> At:
+        store = self._core.store
+        if high <= store.min_offset(topic.stored, partition):
+            return At()
+        result = store.read(topic.stored, partition, high - 1, count_max=1)
+        for message in result.messages:
+            entry = records.decode(message)
+            return At(entry.queue_offset, entry.born_ms)
+        return At()
+
+    # --------------------------------------------------------------------------------------- epochs
+
+    def for_leader_epoch(self, request: Request, answer: Answer) -> None:
+        """Where an epoch ended; there is one, and it ends where the partition does."""
+        topics = []
+        for topic in request.body.topics:
+            found = self._core.kafka_topics.find(topic.topic)
+            parts = [self._epoch_end(found, part) for part in topic.partitions]
+            topics.append({"topic": topic.topic, "partitions": parts})
+        answer({"topics": topics})
+
+    def _epoch_end(self, topic: KafkaTopic | None, part: Any) -> dict[str, Any]:
+        result = {"partition": part.partition, "leader_epoch": NO_EPOCH, "end_offset": -1}
+        if topic is None or not 0 <= part.partition < topic.partitions:
+            return {**result, "error_code": kafka_codes.UNKNOWN_TOPIC_OR_PARTITION}
+        code = epoch_code(getattr(part, "current_leader_epoch", NO_EPOCH))
+        if code:
+            return {**result, "error_code": code}
+        if part.leader_epoch >= LEADER_EPOCH:
+            queue = self._core.store.queues.get((topic.stored, part.partition))
+            result["leader_epoch"] = LEADER_EPOCH
+            result["end_offset"] = 0 if queue is None else queue.end_offset
+        return result
+
+
+def _times(units: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The highest timestamp of each unit's entry; the store's time where it tells none."""
+    codes = units["code"]
+    return np.where(codes >= _TIMED_FROM, codes >> 16, units["store_ms"])

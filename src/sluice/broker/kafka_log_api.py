@@ -1,0 +1,187 @@
+"""This module answers Kafka's administrators about what partitions hold: how many bytes, and from
+where on. Records below an offset can be deleted: nobody sees them from then on, and the log drops
+them with its oldest files, as all others.
+
+Where partitions begin is kept in the store's tables, and holds after a start too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from sluice.broker.core import BrokerCore
+from sluice.broker.kafka_api import Answer, KafkaApi, Request
+from sluice.broker.kafka_partitions import KafkaTopic
+from sluice.broker.kafka_produce import code_of
+from sluice.errors import SluiceError
+from sluice.protocol import kafka_codes
+from sluice.storage.bulk_reads import stretch_bytes
+from sluice.storage.state import KAFKA_START_TABLE
+
+_TO_THE_END: Final = -1
+_UNKNOWN: Final = -1
+_UNITS_MAX: Final = 10_000
+
+
+class KafkaLogs:
+    """What the partitions of one broker hold."""
+
+    def __init__(self, core: BrokerCore) -> None:
+        self._core = core
+
+    def register(self, api: KafkaApi) -> None:
+        api.register(kafka_codes.DELETE_RECORDS, 0, 2, self.delete_records)
+        api.register(kafka_codes.DESCRIBE_LOG_DIRS, 1, 5, self.log_dirs)
+
+    def start(self) -> None:
+        """Partitions begin where they began before."""
+        for key, offset in self._core.store.table(KAFKA_START_TABLE).items():
+            topic, _, queue_id = key.rpartition("@")
+            self._begin_at(topic, int(queue_id), int(offset))
+
+    def tick(self, now_ms: int) -> None:
+        """Nothing comes with time."""
+
+    # -------------------------------------------------------------------------------------- records
+
+    def delete_records(self, request: Request, answer: Answer) -> None:
+        asked = [(topic.name, part) for topic in request.body.topics for part in topic.partitions]
+        results: list[dict[str, Any]] = [{} for _ in asked]
+        left = len(asked) + 1
+
+        def finish(at: int, code: int, low: int = -1) -> None:
+            nonlocal left
+            if at >= 0:
+                results[at] = {
+                    "partition_index": asked[at][1].partition_index,
+                    "low_watermark": low,
+                    "error_code": code,
+                }
+            left -= 1
+            if left:
+                return
+            rest = iter(results)
+            answer(
+                {
+                    "topics": [
+                        {"name": topic.name, "partitions": [next(rest) for _ in topic.partitions]}
+                        for topic in request.body.topics
+                    ]
+                }
+            )
+
+        for at, (name, part) in enumerate(asked):
+            topic = self._core.kafka_topics.find(name)
+            if topic is None or not 0 <= part.partition_index < topic.partitions:
+                finish(at, kafka_codes.UNKNOWN_TOPIC_OR_PARTITION)
+            else:
+                self._delete(topic, part.partition_index, int(part.offset), at, finish)
+        finish(-1, 0)
+
+    def _delete(
+        self,
+        topic: KafkaTopic,
+        partition: int,
+        offset: int,
+        at: int,
+        finish: Callable[..., None],
+    ) -> None:
+        store, stored = self._core.store, topic.stored
+
+        def known(high: int | None, error: BaseException | None) -> None:
+            if high is None:
+                finish(at, kafka_codes.KAFKA_STORAGE_ERROR)
+                return
+            wanted = high if offset == _TO_THE_END else offset
+            if not 0 <= wanted <= high:
+                finish(at, kafka_codes.OFFSET_OUT_OF_RANGE)
+                return
+            low = store.min_offset(stored, partition)
+            if wanted <= low or (stored, partition) not in store.queues:
+                finish(at, 0, low)
+                return
+            self._note(stored, partition, wanted, lambda code: finish(at, code, wanted))
+
+        store.call(lambda: store.max_offset(stored, partition), known)
+
+    def _note(self, stored: str, partition: int, offset: int, done: Callable[[int], None]) -> None:
+        def noted(error: SluiceError | None) -> None:
+            if error is None:
+                self._begin_at(stored, partition, offset)
+            done(0 if error is None else code_of(error))
+
+        try:
+            self._core.store.change([(KAFKA_START_TABLE, f"{stored}@{partition}", offset)], noted)
+        except SluiceError as error:
+            noted(error)
+            return
+        self._core.ask_turn()
+
+    def _begin_at(self, stored: str, partition: int, offset: int) -> None:
+        store = self._core.store
+        queue = store.queues.get((stored, partition))
+        if queue is None or offset <= queue.start_offset:
+            return
+        offset = min(offset, queue.end_offset)
+        queue.begin_at(queue.seek(offset, store.queue_files, wait=True), offset)
+
+    # ------------------------------------------------------------------------------------ log files
+
+    def log_dirs(self, request: Request, answer: Answer) -> None:
+        topics = self._core.kafka_topics
+        asked = request.body.topics
+        wanted: list[tuple[KafkaTopic, list[int]]] = []
+        if asked is None:
+            wanted = [(topic, list(range(topic.partitions))) for topic in topics.all()]
+        else:
+            for each in asked:
+                topic = topics.find(each.topic)
+                if topic is not None:
+                    known = [part for part in each.partitions if 0 <= part < topic.partitions]
+                    wanted.append((topic, known))
+        sizes: list[int] = []
+        places = [(topic.stored, part) for topic, parts in wanted for part in parts]
+
+        def ask() -> bool:
+            for stored, part in places[len(sizes) :]:
+                sizes.append(self._bytes(stored, part))
+            return True
+
+        def done(_: bool | None, error: BaseException | None) -> None:
+            rest = iter(sizes)
+            failed = error is not None
+            shown = [
+                {
+                    "name": topic.name,
+                    "partitions": [
+                        {"partition_index": part, "partition_size": next(rest)} for part in parts
+                    ],
+                }
+                for topic, parts in (() if failed else wanted)
+            ]
+            result = {
+                "error_code": kafka_codes.KAFKA_STORAGE_ERROR if failed else 0,
+                "log_dir": self._core.config.store.directory,
+                "topics": shown,
+                "total_bytes": _UNKNOWN,
+                "usable_bytes": _UNKNOWN,
+            }
+            answer({"results": [result]})
+
+        self._core.store.call(ask, done)
+
+    def _bytes(self, stored: str, partition: int) -> int:
+        store = self._core.store
+        queue = store.queues.get((stored, partition))
+        if queue is None:
+            return 0
+        if queue.kind == "b":
+            # The newest units stand for all of a long queue.
+            count = queue.count - queue.first
+            seen = min(count, _UNITS_MAX)
+            raw = queue.units(queue.count - seen, queue.count, store.queue_files, wait=False)
+            total = sum(unit[1] for unit in queue.iterate(raw, queue.count - seen))
+            return total * count // max(1, seen)
+        low, high = store.min_offset(stored, partition), store.max_offset(stored, partition)
+        return stretch_bytes(store, stored, partition, low, high) if low < high else 0

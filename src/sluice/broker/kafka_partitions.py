@@ -1,0 +1,179 @@
+"""This module shows the broker's topics as Kafka's clients know them: names, UUIDs, partitions.
+
+A partition is a queue of the same number. Kafka's names may have dots, which RocketMQ's clients
+refuse, so a dot is kept as "%2E": Kafka's names never have a percent sign, the map is one-to-one.
+Topics of the broker's own, of retries and of dead letters are not shown.
+
+A topic's UUID is chosen when it is first seen through this door and kept in the store's tables; it
+goes with the topic, so one of the same name that is made later has another.
+
+This module knows no wire format.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from sluice.broker.attributes import QUEUE_TYPE
+from sluice.broker.topics import CLOSED_TOPICS, TopicSettings
+from sluice.errors import SluiceError
+from sluice.storage.state import KAFKA_ID_TABLE
+
+if TYPE_CHECKING:
+    from sluice.broker.core import BrokerCore
+
+NAME_MAX: Final = 249
+STORED_BYTES_MAX: Final = 255
+CONFIG_PREFIX: Final = "kafka."  # of attributes that are configurations of Kafka's
+_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
+_SHOWN: Final = re.compile(r"(?:[a-zA-Z0-9_-]|%2E)+")
+BATCHES: Final = "BatchCQ"
+APPEND_TIME: Final = "LogAppendTime"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaTopic:
+    """A topic as Kafka's clients see it."""
+
+    name: str
+    stored: str  # its name in the store
+    id: UUID
+    partitions: int
+    settings: TopicSettings
+    batches: bool  # stored whole; a topic of RocketMQ's clients has single messages
+    append_time: bool  # records get the time of their append
+    batch_bytes_max: int | None  # where the topic has a limit of its own
+
+    def config(self, name: str) -> str | None:
+        """A configuration that somebody set on the topic."""
+        return self.settings.attributes.get(CONFIG_PREFIX + name)
+
+
+def is_name(name: str) -> bool:
+    """Whether Kafka's clients may have a topic of this name, and the store can keep it."""
+    return (
+        _NAME.fullmatch(name) is not None
+        and name not in (".", "..")
+        and len(name) <= NAME_MAX
+        and len(stored_name(name)) <= STORED_BYTES_MAX
+    )
+
+
+def stored_name(name: str) -> str:
+    """How a topic of Kafka's is called in the store, and by RocketMQ's clients."""
+    return name.replace(".", "%2E")
+
+
+class KafkaTopics:
+    """The topics of one broker that Kafka's clients see."""
+
+    def __init__(self, core: BrokerCore) -> None:
+        self._core = core
+        self._ids: dict[str, UUID] = {}  # by stored name
+        self._names: dict[UUID, str] = {}
+        self._seen: dict[str, KafkaTopic] = {}  # as long as its settings are the same
+        for key, value in core.store.table(KAFKA_ID_TABLE).items():
+            self._keep(key.removesuffix("@"), UUID(value))
+
+    def _keep(self, stored: str, topic_id: UUID) -> None:
+        self._ids[stored] = topic_id
+        self._names[topic_id] = stored
+
+    # -------------------------------------------------------------------------------------- looking
+
+    def kafka_name(self, stored: str) -> str | None:
+        """The name that Kafka's clients know a topic by, None where they do not see it."""
+        if (
+            _SHOWN.fullmatch(stored) is None
+            or stored in CLOSED_TOPICS
+            or self._core.topics.is_system(stored)
+        ):
+            return None
+        name = stored.replace("%2E", ".")
+        return name if len(name) <= NAME_MAX and name not in (".", "..") else None
+
+    def find(self, name: str) -> KafkaTopic | None:
+        """The topic of this name; None where there is none, or it is not shown."""
+        stored = name.replace(".", "%2E")
+        settings = self._core.topics.get(stored)
+        if settings is None:
+            return None
+        seen = self._seen.get(stored)
+        if seen is not None and seen.settings is settings:
+            return seen
+        if self.kafka_name(stored) != name:
+            return None
+        attributes = settings.attributes
+        bytes_max = attributes.get(CONFIG_PREFIX + "max.message.bytes")
+        topic = KafkaTopic(
+            name,
+            stored,
+            self._id_of(stored),
+            max(settings.read_queues, settings.write_queues),
+            settings,
+            attributes.get(QUEUE_TYPE) == BATCHES,
+            attributes.get(CONFIG_PREFIX + "message.timestamp.type") == APPEND_TIME,
+            None if bytes_max is None else int(bytes_max),
+        )
+        self._seen[stored] = topic
+        return topic
+
+    def is_taken(self, name: str) -> bool:
+        """Whether the store has a topic of this name, shown or not; nobody may make it again."""
+        stored = stored_name(name)
+        return self._core.topics.get(stored) is not None or self.kafka_name(stored) is None
+
+    def by_id(self, topic_id: UUID) -> KafkaTopic | None:
+        stored = self._names.get(topic_id)
+        if stored is None:
+            return None
+        name = self.kafka_name(stored)
+        topic = None if name is None else self.find(name)
+        return topic if topic is not None and topic.id == topic_id else None
+
+    def all(self) -> list[KafkaTopic]:
+        """All topics that are shown, by name."""
+        names = [self.kafka_name(stored) for stored in self._core.topics.names()]
+        found = [self.find(name) for name in sorted(name for name in names if name is not None)]
+        return [topic for topic in found if topic is not None]
+
+    def _id_of(self, stored: str) -> UUID:
+        topic_id = self._ids.get(stored)
+        if topic_id is None:
+            topic_id = uuid.uuid4()
+            self._keep(stored, topic_id)
+            self._core.store.change([(KAFKA_ID_TABLE, f"{stored}@", str(topic_id))])
+            self._core.ask_turn()
+        return topic_id
+
+    # ------------------------------------------------------------------------------------- changing
+
+    def create(
+        self,
+        name: str,
+        partitions: int,
+        configs: dict[str, str],
+        done: Callable[[SluiceError | None], None] | None = None,
+    ) -> KafkaTopic:
+        """Make a topic; the caller has checked its name, its size and its configurations."""
+        stored = stored_name(name)
+        attributes = {QUEUE_TYPE: BATCHES}
+        attributes.update({CONFIG_PREFIX + key: value for key, value in configs.items()})
+        settings = TopicSettings(stored, partitions, partitions, attributes=attributes)
+        self._core.topics.put([settings], done)
+        self._core.ask_turn()
+        topic = self.find(name)
+        assert topic is not None, "a topic that was made is seen at once"
+        return topic
+
+    def forget(self, stored: str) -> None:
+        """A topic was deleted: its name may come again, its UUID does not."""
+        self._seen.pop(stored, None)
+        topic_id = self._ids.pop(stored, None)
+        if topic_id is not None:
+            self._names.pop(topic_id, None)

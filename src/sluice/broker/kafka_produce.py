@@ -1,0 +1,283 @@
+"""This module answers Kafka's producers: batches are checked, put in order and stored.
+
+Every partition of a request stands for itself: what is refused says why, the others are stored.
+The answer goes out when all of them are confirmed. With acks=0 there is no answer; what is refused
+then closes the connection, as Kafka does it.
+
+A batch of a topic that RocketMQ's clients made is taken apart: such a topic holds single messages.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from sluice.broker.core import BrokerCore
+from sluice.broker.kafka_api import Answer, KafkaApi, Peer, Request, TransactionDesk
+from sluice.broker.kafka_partitions import KafkaTopic
+from sluice.broker.producer_states import Done
+from sluice.errors import Busy, DiskFull, MessageIllegal, SluiceError, StoreReadOnly
+from sluice.model import Buffer
+from sluice.protocol import kafka_batches, kafka_codes, kafka_views
+from sluice.protocol.kafka_batches import BadBatch, BatchHead
+from sluice.protocol.kafka_fast import (
+    ProducedPart,
+    ProducePart,
+    TopicKey,
+    read_produce,
+    write_produced,
+)
+
+ZSTD_FROM: Final = 7
+_ACKS: Final = (-1, 0, 1)
+_REASON_MAX: Final = 500
+
+
+class _Refused(Exception):
+    """A batch that is not stored, and why."""
+
+    def __init__(self, code: int, reason: str = "") -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class _Sent(NamedTuple):
+    """One batch of a request: what is the same for all of them, and itself."""
+
+    peer: Peer
+    version: int
+    transactional_id: str | None
+
+
+class _Waiting:
+    """A request whose batches are being stored."""
+
+    __slots__ = ("_answer", "_left", "_peer", "_results", "_version", "acks")
+
+    def __init__(self, request: Request, acks: int, answer: Answer) -> None:
+        self._version = request.version
+        self._peer = request.peer
+        self._answer = answer
+        self._left = 1  # the request itself, until all of it was looked at
+        self._results: list[tuple[TopicKey, list[ProducedPart]]] = []
+        self.acks = acks
+
+    def topic(self, topic: TopicKey, count: int) -> list[ProducedPart]:
+        """Room for what becomes of a topic's batches."""
+        self._left += count
+        parts = [ProducedPart(-1, kafka_codes.UNKNOWN_SERVER_ERROR)] * count
+        self._results.append((topic, parts))
+        return parts
+
+    def done(self) -> None:
+        """One batch was stored or refused."""
+        self._left -= 1
+        if self._left:
+            return
+        if self.acks:
+            self._answer([write_produced(self._version, self._results)])
+            return
+        bad = [part for _, parts in self._results for part in parts if part.code]
+        if bad:
+            self._peer.drop(f"acks=0 and error {bad[0].code}: {bad[0].reason or ''}")
+
+
+class KafkaProduce:
+    """Produce requests of one broker."""
+
+    def __init__(self, core: BrokerCore, transactions: TransactionDesk | None = None) -> None:
+        """`transactions`: who keeps them; None: what asks for one is refused."""
+        self._core = core
+        self._transactions = transactions
+
+    def register(self, api: KafkaApi) -> None:
+        api.register(kafka_codes.PRODUCE, 3, 13, self.produce, is_raw=True)
+
+    def produce(self, request: Request, answer: Answer) -> None:
+        sent = read_produce(request.frame, request.body_at, request.version)
+        waiting = _Waiting(request, sent.acks, answer)
+        if sent.acks == 0:
+            answer(None)
+        about = _Sent(request.peer, request.version, sent.transactional_id)
+        for key, parts in sent.topics:
+            topic = self._find(key)
+            results = waiting.topic(key, len(parts))
+            for at, part in enumerate(parts):
+                try:
+                    if sent.acks not in _ACKS:
+                        raise _Refused(kafka_codes.INVALID_REQUIRED_ACKS)
+                    if topic is None:
+                        raise _Refused(_missing(key))
+                    self._store(about, topic, part, results, at, waiting)
+                except _Refused as refused:
+                    results[at] = ProducedPart(
+                        part.partition, refused.code, reason=str(refused)[:_REASON_MAX] or None
+                    )
+                    waiting.done()
+        waiting.done()
+
+    def _find(self, key: TopicKey) -> KafkaTopic | None:
+        topics = self._core.kafka_topics
+        return topics.by_id(key) if isinstance(key, UUID) else topics.find(key)
+
+    def _store(
+        self,
+        about: _Sent,
+        topic: KafkaTopic,
+        part: ProducePart,
+        results: list[ProducedPart],
+        at: int,
+        waiting: _Waiting,
+    ) -> None:
+        """Store one batch; its result is written down when it is known."""
+        core, partition = self._core, part.partition
+        data = part.records
+        if not 0 <= partition < topic.partitions:
+            raise _Refused(kafka_codes.UNKNOWN_TOPIC_OR_PARTITION)
+        if not topic.settings.writable or core.config.permission == "r":
+            raise _Refused(kafka_codes.TOPIC_AUTHORIZATION_FAILED)
+        if data is None:
+            raise _Refused(kafka_codes.INVALID_RECORD, "exactly one record batch is expected")
+        try:
+            head = self._checked(about, topic, data)
+        except BadBatch as bad:
+            raise _Refused(bad.code, str(bad)) from bad
+        stored, byte_count = topic.stored, len(data)
+        append_ms = -1
+        batch: Buffer = data
+        if topic.append_time:
+            append_ms = core.now_ms()
+            head, batch = kafka_batches.with_append_time(head, data, append_ms)
+        base_offset = -1
+
+        def confirmed(error: SluiceError | None) -> None:
+            if error is not None:
+                results[at] = ProducedPart(partition, code_of(error), reason=str(error))
+            else:
+                start = core.store.min_offset(stored, partition)
+                results[at] = ProducedPart(partition, 0, base_offset, append_ms, start)
+                if core.polls.is_awaited:
+                    core.polls.wake((stored, partition))
+            waiting.done()
+
+        try:
+            if core.store.log.end > core.admission.free_end:
+                core.admission.admit(about.peer.born_host, byte_count)
+            if not topic.batches:
+                base_offset = self._explode(about, topic, partition, head, batch, confirmed)
+            else:
+                base_offset = self._append(about, topic, partition, head, batch, confirmed)
+        except SluiceError as error:
+            raise _Refused(code_of(error), str(error)) from error
+
+    def _checked(self, about: _Sent, topic: KafkaTopic, data: memoryview) -> BatchHead:
+        """The head of a batch that may be stored; raises what is wrong with it."""
+        core = self._core
+        config = core.config
+        head = kafka_batches.read_sent(data)
+        if head.codec == kafka_batches.CODEC_ZSTD and about.version < ZSTD_FROM:
+            raise BadBatch(
+                kafka_codes.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs a newer produce request"
+            )
+        bytes_max = topic.batch_bytes_max
+        if len(data) > (config.kafka_batch_bytes_max if bytes_max is None else bytes_max):
+            raise BadBatch(kafka_codes.MESSAGE_TOO_LARGE, f"a batch of {len(data)} bytes")
+        kafka_batches.check_sent(head, data)
+        if config.kafka_check_records:
+            kafka_batches.check_records(head, data, config.kafka_unpacked_bytes_max)
+        if head.max_ms > core.now_ms() + config.kafka_timestamp_ahead_ms_max:
+            raise BadBatch(
+                kafka_codes.INVALID_TIMESTAMP, f"timestamp {head.max_ms} is too far ahead"
+            )
+        return head
+
+    def _append(
+        self,
+        about: _Sent,
+        topic: KafkaTopic,
+        partition: int,
+        head: BatchHead,
+        data: Buffer,
+        confirmed: Done,
+    ) -> int:
+        """Store a batch whole, unless it is stored already; the offset that it has."""
+        core = self._core
+        if head.producer_id >= 0:
+            verdict = core.producers.check(topic.stored, partition, head)
+            if verdict.code:
+                raise _Refused(verdict.code)
+            if verdict.offset >= 0:
+                core.call_soon(lambda: self._when_confirmed(confirmed))
+                return verdict.offset
+        if head.is_transactional:
+            if self._transactions is None:
+                raise _Refused(kafka_codes.INVALID_TXN_STATE, "transactions are not served")
+            code = self._transactions.check_append(
+                about.transactional_id,
+                head.producer_id,
+                head.producer_epoch,
+                topic.stored,
+                partition,
+                implicit=about.version >= 12,
+            )
+            if code:
+                raise _Refused(code)
+        placed = core.producers.append(
+            topic.stored, partition, head, data, about.peer.born_host, confirmed
+        )
+        core.stats.stored(topic.stored, head.record_count, placed.size)
+        core.ask_turn()
+        return placed.queue_offset
+
+    def _when_confirmed(self, confirmed: Done) -> None:
+        """All that was written up to now: a batch that came twice is among it."""
+        store = self._core.store
+        if store.confirmed >= store.log.written:
+            confirmed(None)
+        elif store.flusher.failure is not None:
+            confirmed(store.flusher.failure)
+        else:
+            store.flusher.wait(store.log.written, confirmed)
+
+    def _explode(
+        self,
+        about: _Sent,
+        topic: KafkaTopic,
+        partition: int,
+        head: BatchHead,
+        data: Buffer,
+        confirmed: Done,
+    ) -> int:
+        """Store the records of a batch one by one; the offset of the first."""
+        core = self._core
+        if head.is_transactional:
+            raise _Refused(kafka_codes.INVALID_TXN_STATE, "the topic takes no transactions")
+        try:
+            found = kafka_batches.read_records(head, data, core.config.kafka_unpacked_bytes_max)
+        except BadBatch as bad:
+            raise _Refused(bad.code, str(bad)) from bad
+        host = about.peer.born_host
+        messages = [
+            kafka_views.message_of(topic.stored, partition, head, record, host) for record in found
+        ]
+        placed = core.store.stage_batch(messages, confirmed)
+        core.stats.stored(topic.stored, len(placed), sum(place.size for place in placed))
+        core.ask_turn()
+        return placed[0].queue_offset
+
+
+def _missing(key: TopicKey) -> int:
+    if isinstance(key, UUID):
+        return kafka_codes.UNKNOWN_TOPIC_ID
+    return kafka_codes.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def code_of(error: SluiceError) -> int:
+    """What a Kafka client is told of an error of ours: whether to try again, above all."""
+    if isinstance(error, Busy):
+        return kafka_codes.REQUEST_TIMED_OUT
+    if isinstance(error, DiskFull | StoreReadOnly):
+        return kafka_codes.KAFKA_STORAGE_ERROR
+    if isinstance(error, MessageIllegal):
+        return kafka_codes.RECORD_LIST_TOO_LARGE
+    return kafka_codes.UNKNOWN_SERVER_ERROR

@@ -1,0 +1,223 @@
+"""This module answers Kafka's administrators who make, grow and delete topics.
+
+A topic that is made here stores batches whole (queue.type=BatchCQ). There is one broker, so the
+replication factor is 1, or left to the broker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from sluice.broker.core import BrokerCore
+from sluice.broker.kafka_api import Answer, KafkaApi, Request
+from sluice.broker.kafka_configs import check_config, shown_configs
+from sluice.broker.kafka_partitions import KafkaTopic, is_name
+from sluice.broker.kafka_produce import code_of
+from sluice.broker.topic_deletion import delete_topic
+from sluice.broker.topics import QUEUES_MAX
+from sluice.errors import SluiceError
+from sluice.protocol import kafka_codes
+
+_REASONS: Final = {
+    kafka_codes.INVALID_TOPIC_EXCEPTION: "a topic's name has 1 to 249 letters, digits and . _ -",
+    kafka_codes.TOPIC_ALREADY_EXISTS: "a topic of this name exists",
+    kafka_codes.INVALID_REPLICATION_FACTOR: "there is one broker: the replication factor is 1",
+    kafka_codes.INVALID_PARTITIONS: f"a topic has 1 to {QUEUES_MAX} partitions",
+    kafka_codes.INVALID_REPLICA_ASSIGNMENT: "replicas can only be on the one broker there is",
+    kafka_codes.INVALID_REQUEST: "the topic is named twice, or by name and id",
+}
+_DEFAULT: Final = -1
+
+
+class KafkaAdminTopics:
+    """Topics of one broker, for Kafka's administrators."""
+
+    def __init__(self, core: BrokerCore) -> None:
+        self._core = core
+
+    def register(self, api: KafkaApi) -> None:
+        api.register(kafka_codes.CREATE_TOPICS, 2, 7, self.create)
+        api.register(kafka_codes.DELETE_TOPICS, 1, 6, self.delete)
+        api.register(kafka_codes.CREATE_PARTITIONS, 0, 3, self.grow)
+
+    # --------------------------------------------------------------------------------------- making
+
+    def create(self, request: Request, answer: Answer) -> None:
+        asked = request.body.topics
+        names = [each.name for each in asked]
+        results: list[dict[str, Any]] = [{} for _ in asked]
+        gathering = _Gathering(len(asked), lambda: answer({"topics": results}))
+        for at, each in enumerate(asked):
+            code, reason = self._why_not(each, request.peer.node.node_id)
+            if names.count(each.name) > 1:
+                code = kafka_codes.INVALID_REQUEST
+            if code or request.body.validate_only:
+                results[at] = _refused(each.name, code, reason)
+                gathering.done()
+                continue
+            self._create(each, results, at, gathering)
+        gathering.done()
+
+    def _why_not(self, asked: Any, node_id: int) -> tuple[int, str]:
+        """What keeps a topic from being made: an error code, and words where they say more."""
+        name, count, copies = asked.name, asked.num_partitions, asked.replication_factor
+        if not is_name(name):
+            return kafka_codes.INVALID_TOPIC_EXCEPTION, ""
+        if self._core.kafka_topics.is_taken(name):
+            return kafka_codes.TOPIC_ALREADY_EXISTS, ""
+        if asked.assignments:
+            return self._why_not_there(asked, node_id), ""
+        if count != _DEFAULT and not 0 < count <= QUEUES_MAX:
+            return kafka_codes.INVALID_PARTITIONS, ""
+        if copies not in (_DEFAULT, 1):
+            return kafka_codes.INVALID_REPLICATION_FACTOR, ""
+        for config in asked.configs:
+            wrong = check_config(config.name, config.value)
+            if wrong:
+                return kafka_codes.INVALID_CONFIG, wrong
+        return 0, ""
+
+    def _why_not_there(self, asked: Any, node_id: int) -> int:
+        """What is wrong with partitions whose places are named."""
+        if (asked.num_partitions, asked.replication_factor) != (_DEFAULT, _DEFAULT):
+            return kafka_codes.INVALID_REQUEST
+        indexes = sorted(each.partition_index for each in asked.assignments)
+        places = {tuple(each.broker_ids) for each in asked.assignments}
+        if indexes != list(range(len(indexes))) or places != {(node_id,)}:
+            return kafka_codes.INVALID_REPLICA_ASSIGNMENT
+        return 0
+
+    def _create(
+        self, asked: Any, results: list[dict[str, Any]], at: int, gathering: _Gathering
+    ) -> None:
+        core, name = self._core, asked.name
+        count = len(asked.assignments) or asked.num_partitions
+        if count == _DEFAULT:
+            count = core.config.default_queue_count
+        configs = {each.name: each.value for each in asked.configs if each.value is not None}
+
+        def made(error: SluiceError | None) -> None:
+            if error is not None:
+                results[at] = _refused(name, code_of(error), str(error))
+            else:
+                found = core.kafka_topics.find(name)
+                results[at] = {
+                    "name": name,
+                    "topic_id": None if found is None else found.id,
+                    "num_partitions": count,
+                    "replication_factor": 1,
+                    "configs": [] if found is None else shown_configs(core, found),
+                }
+            gathering.done()
+
+        try:
+            core.kafka_topics.create(name, count, configs, made)
+        except SluiceError as error:
+            made(error)
+
+    # ------------------------------------------------------------------------------------- deleting
+
+    def delete(self, request: Request, answer: Answer) -> None:
+        body, core = request.body, self._core
+        topics = core.kafka_topics
+        asked: list[tuple[str | None, Any]]
+        if request.version >= 6:
+            asked = [(each.name, each.topic_id) for each in body.topics]
+        else:
+            asked = [(name, None) for name in body.topic_names]
+        results: list[dict[str, Any]] = [{} for _ in asked]
+        gathering = _Gathering(len(asked), lambda: answer({"responses": results}))
+        for at, (name, topic_id) in enumerate(asked):
+            topic = topics.find(name) if name is not None else None
+            code = kafka_codes.UNKNOWN_TOPIC_OR_PARTITION
+            if name is None:
+                topic = None if topic_id is None else topics.by_id(topic_id)
+                code = kafka_codes.UNKNOWN_TOPIC_ID
+            elif topic_id is not None:
+                topic, code = None, kafka_codes.INVALID_REQUEST
+            if topic is None:
+                results[at] = {**_refused(name, code, ""), "topic_id": topic_id}
+                gathering.done()
+                continue
+            self._delete(topic, results, at, gathering)
+        gathering.done()
+
+    def _delete(
+        self, topic: KafkaTopic, results: list[dict[str, Any]], at: int, gathering: _Gathering
+    ) -> None:
+        def gone(error: SluiceError | None) -> None:
+            code = 0 if error is None else code_of(error)
+            reason = None if error is None else str(error)
+            results[at] = {
+                "name": topic.name,
+                "topic_id": topic.id,
+                "error_code": code,
+                "error_message": reason,
+            }
+            gathering.done()
+
+        try:
+            delete_topic(self._core, topic.stored, gone)
+        except SluiceError as error:
+            gone(error)
+
+    # -------------------------------------------------------------------------------------- growing
+
+    def grow(self, request: Request, answer: Answer) -> None:
+        """More partitions; there are never fewer."""
+        asked = request.body.topics
+        results: list[dict[str, Any]] = [{} for _ in asked]
+        gathering = _Gathering(len(asked), lambda: answer({"results": results}))
+        for at, each in enumerate(asked):
+            topic = self._core.kafka_topics.find(each.name)
+            code = 0
+            if topic is None:
+                code = kafka_codes.UNKNOWN_TOPIC_OR_PARTITION
+            elif not topic.partitions < each.count <= QUEUES_MAX:
+                code = kafka_codes.INVALID_PARTITIONS
+            if code or topic is None or request.body.validate_only:
+                results[at] = _refused(each.name, code, "")
+                gathering.done()
+                continue
+            self._grow(topic, each.count, results, at, gathering)
+        gathering.done()
+
+    def _grow(
+        self,
+        topic: KafkaTopic,
+        count: int,
+        results: list[dict[str, Any]],
+        at: int,
+        gathering: _Gathering,
+    ) -> None:
+        def grown(error: SluiceError | None) -> None:
+            code = 0 if error is None else code_of(error)
+            results[at] = _refused(topic.name, code, "" if error is None else str(error))
+            gathering.done()
+
+        settings = replace(topic.settings, read_queues=count, write_queues=count)
+        try:
+            self._core.topics.put([settings], grown)
+        except SluiceError as error:
+            grown(error)
+            return
+        self._core.ask_turn()
+
+
+class _Gathering:
+    """Answers when all parts are done, and the one who gathers them."""
+
+    def __init__(self, count: int, answer: Any) -> None:
+        self._left = count + 1
+        self._answer = answer
+
+    def done(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._answer()
+
+
+def _refused(name: str | None, code: int, reason: str) -> dict[str, Any]:
+    text = (reason or _REASONS.get(code)) if code else None
+    return {"name": name, "error_code": code, "error_message": text}

@@ -1,0 +1,277 @@
+"""This module reads and writes the Kafka messages that carry records, by hand.
+
+A produced batch is not copied: it is handed on as a slice of the request. The answer to a fetch is
+a list of buffers, among them slices of the log, which go out as they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct, error
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from sluice.model import Buffer
+from sluice.protocol.kafka import put_uvarint, skip_tags
+from sluice.protocol.kafka_bounds import BadRequest, read_uvarint
+
+_I16: Final = Struct(">h")
+_I32: Final = Struct(">i")
+_ACKS: Final = Struct(">hi")
+_PART_SIZE: Final = Struct(">ii")
+PRODUCE_FLEXIBLE: Final = 9
+PRODUCE_IDS: Final = 13
+FETCH_FLEXIBLE: Final = 12
+FETCH_IDS: Final = 13
+
+TopicKey = str | UUID  # topics are named in older versions and numbered in newer ones
+
+
+class ProducePart(NamedTuple):
+    """What is sent to one partition; None where the client left it out."""
+
+    partition: int
+    records: memoryview | None
+
+
+class ProduceTopic(NamedTuple):
+    """What is sent to one topic."""
+
+    topic: TopicKey
+    parts: list[ProducePart]
+
+
+class ProduceRequest(NamedTuple):
+    """One request to store batches."""
+
+    transactional_id: str | None
+    acks: int
+    timeout_ms: int
+    topics: list[ProduceTopic]
+
+
+class ProducedPart(NamedTuple):
+    """What became of the batch of one partition."""
+
+    partition: int
+    code: int
+    base_offset: int = -1
+    append_ms: int = -1
+    start_offset: int = -1
+    reason: str | None = None
+
+
+class FetchedPart(NamedTuple):
+    """What was read of one partition. `aborted`: producer ids and first offsets; None where the
+    reader did not ask for them.
+    """
+
+    partition: int
+    code: int
+    high: int = -1
+    stable: int = -1
+    start: int = -1
+    aborted: Sequence[tuple[int, int]] | None = None
+    slices: Sequence[Buffer] = ()
+    byte_count: int = 0
+
+
+# ----------------------------------------------------------------------------------------- produce
+
+
+def read_produce(frame: bytes | memoryview, at: int, version: int) -> ProduceRequest:
+    """The request from `at` on; raises `BadRequest`."""
+    try:
+        return _read_produce(frame, at, version)
+    except (error, IndexError, ValueError) as bad:
+        raise BadRequest(f"a produce request that ends early or lies: {bad}") from bad
+
+
+def _read_produce(frame: bytes | memoryview, at: int, version: int) -> ProduceRequest:
+    flexible = version >= PRODUCE_FLEXIBLE
+    view = memoryview(frame)
+    if not view.readonly:
+        view = view.toreadonly()
+    transactional_id, at = _text(view, at, flexible)
+    acks, timeout_ms = _ACKS.unpack_from(view, at)
+    topic_count, at = _count(view, at + _ACKS.size, flexible)
+    topics: list[ProduceTopic] = []
+    for _ in range(topic_count):
+        topic: TopicKey | None
+        if version >= PRODUCE_IDS:
+            topic, at = UUID(bytes=bytes(view[at : at + 16])), at + 16
+        else:
+            topic, at = _text(view, at, flexible)
+        if topic is None:
+            raise BadRequest("a topic without a name")
+        part_count, at = _count(view, at, flexible)
+        parts: list[ProducePart] = []
+        for _ in range(part_count):
+            if flexible:
+                (index,) = _I32.unpack_from(view, at)
+                size, at = read_uvarint(view, at + 4)
+                size -= 1
+            else:
+                index, size = _PART_SIZE.unpack_from(view, at)
+                at += 8
+            if size < 0:
+                parts.append(ProducePart(index, None))
+            else:
+                records = view[at : at + size]
+                at += size
+                if len(records) != size:
+                    raise BadRequest(f"records of {size} bytes that are not all there")
+                parts.append(ProducePart(index, records))
+            if flexible:
+                at = skip_tags(view, at)
+        if flexible:
+            at = skip_tags(view, at)
+        topics.append(ProduceTopic(topic, parts))
+    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+
+
+def _text(view: memoryview, at: int, flexible: bool) -> tuple[str | None, int]:
+    if flexible:
+        size, at = read_uvarint(view, at)
+        size -= 1
+    else:
+        (size,) = _I16.unpack_from(view, at)
+        at += 2
+    if size < 0:
+        return None, at
+    if at + size > len(view):
+        raise BadRequest(f"a text of {size} bytes that is not all there")
+    return str(view[at : at + size], "utf-8"), at + size
+
+
+def _count(view: memoryview, at: int, flexible: bool) -> tuple[int, int]:
+    """The number of items of an array; none of them is shorter than a byte."""
+    if flexible:
+        count, at = read_uvarint(view, at)
+        count -= 1
+    else:
+        (count,) = _I32.unpack_from(view, at)
+        at += 4
+    if not 0 <= count <= len(view) - at:
+        raise BadRequest(f"{count} items in {len(view) - at} bytes")
+    return count, at
+
+
+_OFFSETS: Final = Struct(">ihqqq")  # index, code, base offset, append time, start offset
+_OFFSETS_4: Final = Struct(">ihqq")  # of versions that tell no start offset
+_NO_REASON: Final = b"\x01\x00\x00"  # no errors of single records, no text, no tags
+_NO_REASON_8: Final = b"\x00\x00\x00\x00\xff\xff"
+
+
+def write_produced(
+    version: int, topics: Sequence[tuple[TopicKey, Sequence[ProducedPart]]]
+) -> bytes:
+    """The body of the answer to a produce request."""
+    flexible = version >= PRODUCE_FLEXIBLE
+    out: list[bytes] = []
+    _put_count(out, len(topics), flexible)
+    for topic, parts in topics:
+        _put_topic(out, topic, flexible)
+        _put_count(out, len(parts), flexible)
+        for partition, code, base, append_ms, start, reason in parts:
+            if version >= 5:
+                out.append(_OFFSETS.pack(partition, code, base, append_ms, start))
+            else:
+                out.append(_OFFSETS_4.pack(partition, code, base, append_ms))
+            if version >= 8:
+                if reason is None:
+                    out.append(_NO_REASON if flexible else _NO_REASON_8)
+                else:
+                    _put_reason(out, reason, flexible)
+        if flexible:
+            out.append(b"\0")
+    out.append(b"\0\0\0\0\0" if flexible else b"\0\0\0\0")
+    return b"".join(out)
+
+
+def _put_reason(out: list[bytes], reason: str, flexible: bool) -> None:
+    text = reason.encode()
+    if flexible:
+        out.append(b"\x01")
+        put_uvarint(out, len(text) + 1)
+        out += [text, b"\0"]
+    else:
+        out += [_I32.pack(0), _I16.pack(len(text)), text]
+
+
+def _put_count(out: list[bytes], count: int, flexible: bool) -> None:
+    if flexible:
+        put_uvarint(out, count + 1)
+    else:
+        out.append(_I32.pack(count))
+
+
+def _put_topic(out: list[bytes], topic: TopicKey, flexible: bool) -> None:
+    if isinstance(topic, UUID):
+        out.append(topic.bytes)
+        return
+    name = topic.encode()
+    if flexible:
+        put_uvarint(out, len(name) + 1)
+    else:
+        out.append(_I16.pack(len(name)))
+    out.append(name)
+
+
+# ------------------------------------------------------------------------------------------- fetch
+
+_FETCHED: Final = Struct(">ihqqq")  # index, code, high watermark, last stable, start
+_FETCHED_4: Final = Struct(">ihqq")
+_SESSION: Final = Struct(">ihi")  # throttle time, code, session
+_ABORTED: Final = Struct(">qq")
+_NO_REPLICA: Final = _I32.pack(-1)
+
+
+def write_fetched(
+    version: int,
+    code: int,
+    session_id: int,
+    topics: Sequence[tuple[TopicKey, Sequence[FetchedPart]]],
+) -> list[Buffer]:
+    """The body of the answer to a fetch, in parts: what was read is not copied."""
+    flexible = version >= FETCH_FLEXIBLE
+    parts: list[Buffer] = []
+    out: list[bytes] = [_SESSION.pack(0, code, session_id) if version >= 7 else bytes(4)]
+    _put_count(out, len(topics), flexible)
+    for topic, fetched in topics:
+        _put_topic(out, topic, flexible)
+        _put_count(out, len(fetched), flexible)
+        for part in fetched:
+            _put_fetched_head(out, version, part)
+            if part.slices:
+                parts.append(b"".join(out))
+                parts += part.slices
+                out = []
+            if flexible:
+                out.append(b"\0")
+        if flexible:
+            out.append(b"\0")
+    if flexible:
+        out.append(b"\0")
+    parts.append(b"".join(out))
+    return parts
+
+
+def _put_fetched_head(out: list[bytes], version: int, part: FetchedPart) -> None:
+    """All of a partition but its records, up to their length."""
+    flexible = version >= FETCH_FLEXIBLE
+    if version >= 5:
+        out.append(_FETCHED.pack(part.partition, part.code, part.high, part.stable, part.start))
+    else:
+        out.append(_FETCHED_4.pack(part.partition, part.code, part.high, part.stable))
+    if part.aborted is None:
+        out.append(b"\0" if flexible else b"\xff\xff\xff\xff")
+    else:
+        _put_count(out, len(part.aborted), flexible)
+        for producer_id, first in part.aborted:
+            out.append(_ABORTED.pack(producer_id, first))
+            if flexible:
+                out.append(b"\0")
+    if version >= 11:
+        out.append(_NO_REPLICA)
+    _put_count(out, part.byte_count, flexible)

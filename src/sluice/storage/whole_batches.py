@@ -1,0 +1,119 @@
+"""This module stages batches that are stored whole: one entry, as many offsets as it has records.
+
+It does for the batches of Kafka's producers what `Store.stage` does for messages, without a copy of
+the batch: head, batch and tail of the entry go to the log as they are, one after the other. It
+keeps nothing; everything belongs to the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from isal.isal_zlib import crc32
+
+from sluice.errors import MessageIllegal
+from sluice.model import Buffer, Placed
+from sluice.protocol import kafka_entries, records
+from sluice.storage.flush import Confirmed
+from sluice.storage.queue_index import BatchQueueIndex
+
+if TYPE_CHECKING:
+    from sluice.storage.store import Store
+
+_MASK_31: Final = 0x7FFFFFFF
+_SYS_FLAG: Final = Struct(">36xi")
+_OFFSET: Final = Struct(">q")
+_UNITS_AT_ONCE: Final = 1000
+
+
+class WholeBatch(NamedTuple):
+    """A batch on its way into the store. It begins with its offset, which is not known yet;
+    `front` is what follows that, `rest` what follows `front`.
+    """
+
+    topic: str
+    queue_id: int
+    front: bytes
+    rest: Buffer
+    record_count: int
+    code: int  # the tags code of its unit
+    born_ms: int
+    born_host: bytes
+
+
+def stage_whole(store: Store, batch: WholeBatch, done: Confirmed | None = None) -> Placed:
+    """Give a batch its place. `done` is called exactly once: None = confirmed, or the error."""
+    store.require_writable()
+    topic_name, queue_id, front, rest, count, code, born_ms, born_host = batch
+    queue = store.queues.get((topic_name, queue_id)) or store.queue(topic_name, queue_id)
+    if queue.kind != BatchQueueIndex.kind:
+        raise MessageIllegal(f"topic {topic_name} takes single messages only")
+    topic, encoder = queue.topic_bytes, store.encoder
+    shape, magic, topic_field, sys_flag = encoder.shape(topic, kafka_entries.KAFKA_FLAGS, born_host)
+    offset = queue.next_offset
+    properties = kafka_entries.properties_of(count, offset, code)
+    crc_bytes = encoder.crc_bytes
+    body_bytes = 8 + len(front) + len(rest)
+    tail = b"%b%b%b" % (
+        topic_field,
+        (len(properties) + crc_bytes).to_bytes(2, "big"),
+        properties,
+    )
+    size = shape.size + body_bytes + len(tail) + crc_bytes
+    if size > encoder.entry_bytes_max:
+        raise MessageIllegal(f"a batch of {size} bytes does not fit into a log file")
+    store_ms = store.turn_ms()
+    position = store.log.position_for(size)
+    front = _OFFSET.pack(offset) + front
+    head = shape.pack(
+        *(size, magic, crc32(rest, crc32(front)) & _MASK_31, queue_id, 0, offset, position),
+        *(sys_flag, born_ms, born_host, store_ms, encoder.store_host, 0, 0, body_bytes),
+    )
+    head += front
+    if crc_bytes:
+        tail += records.crc_property(crc32(tail, crc32(rest, crc32(head))))
+    log = store.log
+    log.stage(head)
+    log.stage(rest)
+    log.stage(tail)
+    unit = queue.pack(position, size, code, store_ms, offset, count)
+    queue.next_offset = offset + count
+    store.staged.append((queue, unit, count, (), position + size, done, False))
+    return Placed(position, size, offset, store_ms)
+
+
+class StoredHead(NamedTuple):
+    """The beginning of a batch that is in the log."""
+
+    offset: int
+    record_count: int
+    store_ms: int
+    first: bytes  # the batch's first bytes
+
+
+def stored_heads(
+    store: Store, topic: str, queue_id: int, offset: int, byte_count: int
+) -> Iterator[StoredHead]:
+    """The batches of a queue from an offset on, also those that are not confirmed yet.
+
+    It may wait for the disk: it is for the start of a broker, or after a failed write.
+    """
+    queue = store.queues.get((topic, queue_id))
+    if queue is None or queue.kind != BatchQueueIndex.kind:
+        return
+    at = queue.seek(max(offset, queue.start_offset), store.queue_files, wait=True)
+    while at < queue.count:
+        stop = min(queue.count, at + _UNITS_AT_ONCE)
+        raw = queue.units(at, stop, store.queue_files, wait=True)
+        for position, size, _, base, count in queue.iterate(raw, at):
+            if base < offset:
+                continue
+            view = store.log.view(position, size)
+            (sys_flag,) = _SYS_FLAG.unpack_from(view)
+            if kafka_entries.is_kafka(sys_flag):
+                body_at = records.origin_place(sys_flag) + 12
+                first = bytes(view[body_at : body_at + byte_count])
+                yield StoredHead(base, count, records.store_time_ms(view, 0), first)
+        at = stop
