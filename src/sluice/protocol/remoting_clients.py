@@ -1,13 +1,14 @@
 """This module reads and writes the bodies that say who is connected and what they subscribe to.
 
 Heartbeats, queue locks, consumer lists and connections. Clients differ: Go leaves members out,
-sends tag codes as strings and versions in nanoseconds; a missing expression type means tags. A body
-that cannot be read raises RequestInvalid: the frame around it is whole, so the connection stays.
+sends tag codes as strings and versions in nanoseconds; a missing expression type means tags; C++
+has numbers where others have names. A body that cannot be read raises RequestInvalid: the frame
+around it is whole, so the connection stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -104,14 +105,36 @@ class Heartbeat(NamedTuple):
     without_subscriptions: bool = False
 
 
+# In the order in which RocketMQ counts them: clients in C++ send the number, all others the name.
+CONSUME_TYPES: Final = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
+MESSAGE_MODELS: Final = ("BROADCASTING", "CLUSTERING")
+CONSUME_FROM: Final = (
+    "CONSUME_FROM_LAST_OFFSET",
+    "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+    "CONSUME_FROM_MIN_OFFSET",
+    "CONSUME_FROM_MAX_OFFSET",
+    "CONSUME_FROM_FIRST_OFFSET",
+    "CONSUME_FROM_TIMESTAMP",
+)
+
+
+def _choice(row: Mapping[str, Any], name: str, names: Sequence[str], default: str) -> str:
+    value = row.get(name)
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 0 <= value < len(names):
+            raise RequestInvalid(f"{name} is {value}, of {len(names)} choices")
+        return names[value]
+    return text(row, name, default)
+
+
 def read_heartbeat(body: Buffer) -> Heartbeat:
     members = read_object(body)
     consumers = tuple(
         ConsumerData(
             text(row, "groupName"),
-            text(row, "consumeType", "CONSUME_PASSIVELY"),
-            text(row, "messageModel", "CLUSTERING"),
-            text(row, "consumeFromWhere", "CONSUME_FROM_LAST_OFFSET"),
+            _choice(row, "consumeType", CONSUME_TYPES, "CONSUME_PASSIVELY"),
+            _choice(row, "messageModel", MESSAGE_MODELS, "CLUSTERING"),
+            _choice(row, "consumeFromWhere", CONSUME_FROM, "CONSUME_FROM_LAST_OFFSET"),
             tuple(read_subscription(one) for one in objects(row, "subscriptionDataSet")),
             flag(row, "unitMode"),
         )

@@ -23,7 +23,7 @@ from sluice.model import Buffer
 from sluice.protocol.json_members import as_object, number, read_object, text
 
 _TICKET_CHARACTERS_MAX: Final = 1024
-_TICKET_PARTS: Final = 8
+_TICKET_PARTS: Final = 9  # the last, a position in the log, is what Apache's proxy adds
 _TICKET_PARTS_LEAST: Final = 4
 _DIGITS_MAX: Final = 19
 _ACKS_MAX: Final = 4096
@@ -63,6 +63,8 @@ def read_ticket(extra_info: str) -> PopTicket:
         raise RequestInvalid(f"extraInfo is no ticket of a popped message: {_shown(extra_info)}")
     start, taken, invisible, revive_queue = (_whole(part, extra_info) for part in parts[:4])
     mark, broker, queue_id, offset = (parts[4:] + [""] * 4)[:4]
+    for position in parts[8:]:
+        _whole(position, extra_info)
     return PopTicket(
         start,
         taken,

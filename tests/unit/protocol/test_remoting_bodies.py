@@ -212,6 +212,30 @@ def test_the_heartbeat_of_go() -> None:
     assert heartbeat.fingerprint == 0
 
 
+@pytest.mark.parametrize(
+    ("numbers", "names"),
+    [
+        ((0, 1, 1), ("CONSUME_FROM_LAST_OFFSET", "CONSUME_PASSIVELY", "CLUSTERING")),
+        ((4, 0, 0), ("CONSUME_FROM_FIRST_OFFSET", "CONSUME_ACTIVELY", "BROADCASTING")),
+        ((5, 2, 1), ("CONSUME_FROM_TIMESTAMP", "CONSUME_POP", "CLUSTERING")),
+    ],
+)
+def test_the_heartbeat_of_cpp_has_numbers_for_names(
+    numbers: tuple[int, int, int], names: tuple[str, str, str]
+) -> None:
+    members = ("consumeFromWhere", "consumeType", "messageModel")
+    row = {"groupName": "g", **dict(zip(members, numbers, strict=True))}
+    body = orjson.dumps({"clientID": "c", "consumerDataSet": [row]})
+    (consumer,) = clients.read_heartbeat(body).consumers
+    said = (consumer.consume_from_where, consumer.consume_type, consumer.message_model)
+    assert said == names
+    for member in members:
+        for value in (-1, 6, True, 1.0):
+            bad = orjson.dumps({"clientID": "c", "consumerDataSet": [row | {member: value}]})
+            with pytest.raises(RequestInvalid):
+                clients.read_heartbeat(bad)
+
+
 def test_a_subscription_without_a_type_is_of_tags() -> None:
     for kind in (None, ""):
         members = SUBSCRIPTION.members() | {"expressionType": kind}
