@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from sluice.errors import (
 )
 from tests.unit.client.admin_kit import BROKER, CLUSTER, Site
 
+WAIT_S = 120.0
 DOCUMENTED = Path(__file__).parents[3] / "docs" / "client.md"
 
 
@@ -49,6 +51,13 @@ def send(site: Site, topic: str, *bodies: str, **options: Any) -> list[sluice.Se
     with Producer(site.nameserver.address) as producer:
         queue = producer.queues(topic)[0]
         return [producer.send(Message(topic, body, **options), queue=queue) for body in bodies]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
 
 
 # ----------------------------------------------------------------------------------------- the face
@@ -165,7 +174,8 @@ def test_groups_and_their_members(site: Site, admin: Admin) -> None:
     queue = MessageQueue("api-members", BROKER, 0)
     wanted = {queue: {"commitOffset": 0}, queue._replace(queue_id=1): {"commitOffset": 0}}
     site.join("api-billing", {"api-members": "*"}, queues=wanted, producer_groups=("api-shop",))
-    assert "api-billing" in admin.groups()
+    # They are found by their retry topics, which the nameserver is told of a moment later.
+    until(lambda: "api-billing" in admin.groups())
     connected = admin.consumer_connection("api-billing")
     assert [row.client_id for row in connected.connections] == ["10.0.0.1@1"]
     assert [row.client_id for row in admin.producer_connection("api-shop", "api-members")]

@@ -34,7 +34,7 @@ from sluice.errors import (
 from sluice.link import RemotingLink
 from sluice.net import own_address
 from sluice.protocol.remoting import BINARY, JSON, RemotingCommand
-from sluice.protocol.remoting_bodies import Route, read_route
+from sluice.protocol.remoting_bodies import Route, read_cluster_info, read_route
 from sluice.protocol.remoting_clients import Heartbeat, write_heartbeat
 from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.protocol.remoting_codes import ResponseCode as Response
@@ -305,6 +305,14 @@ class Session:
             for notify in self.on_routes:
                 notify(topic)
         return route
+
+    async def learn_brokers(self) -> None:
+        """Find out about all brokers, also those that have none of this client's topics."""
+        answer = await self.ask_nameserver(Request.GET_BROKER_CLUSTER_INFO, {})
+        if answer.code != Response.SUCCESS:
+            raise refusal(answer.code, answer.remark, "the list of brokers")
+        for name, broker in read_cluster_info(answer.body).items():
+            self._brokers[name] = dict(broker.addresses)
 
     def known_route(self, topic: str) -> Route | None:
         return self._routes.get(topic)

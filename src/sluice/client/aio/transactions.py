@@ -95,6 +95,22 @@ class TransactionProducer(Producer):
         self._checker = checker
         self.session.requests[Request.CHECK_TRANSACTION_STATE] = self._asked
 
+    async def start(self) -> None:
+        await super().start()
+        self.session.spawn(self._meet_brokers())
+        self.session.repeat(self.settings.route_ms / 1000, self._meet_brokers)
+
+    async def _meet_brokers(self) -> None:
+        """A broker that keeps an open half message of this group asks whoever it knows of it, and
+        that may be one who was started after a crash and has not sent anything yet.
+        """
+        try:
+            await self.session.learn_brokers()
+        except SluiceError as error:
+            log_lines.warning("%s: brokers cannot ask this producer yet: %s", self.client_id, error)
+            return
+        await self.session.greet_new()
+
     async def begin(self, message: Message) -> Transaction:
         """Send the half message; it is not delivered before it is committed."""
         if type(message) is not Message:
