@@ -96,13 +96,17 @@ def test_every_way_to_send_and_to_read(clients: Clients, sluice: SluiceProcess) 
         program.wait_for("ready", 1, timeout_s=120)
         sent += clients.send(nameserver, while_reading)
         wait_for_all(program, expected)
+        if clients.name.startswith("go"):
+            # It commits an ordered batch some time after the handler, and a stop may come before.
+            place = (sluice.broker_address, topic, readers)
+            wait_until(lambda: not behind(*place), lambda: f"behind: {behind(*place)}")
         rows = received(program.stop(STOP_TIMEOUT_S))
     by_reader: dict[int, list[Event]] = defaultdict(list)
     for row in rows:
         by_reader[row["reader"]].append(row)
     for number, reader in enumerate(readers):
         check_reader(reader, by_reader[number], expected[number], sent)
-    check_committed(sluice.broker_address, topic, readers)
+    assert behind(sluice.broker_address, topic, readers) == []
 
 
 def check_reader(reader: str, rows: list[Event], ids: set[str], sent: list[Event]) -> None:
@@ -126,8 +130,8 @@ def check_reader(reader: str, rows: list[Event], ids: set[str], sent: list[Event
         assert all(offsets == sorted(offsets) for offsets in queues.values())
 
 
-def check_committed(broker: str, topic: str, readers: Sequence[str]) -> None:
-    """Who has read everything and was stopped has committed it: nothing would come again.
+def behind(broker: str, topic: str, readers: Sequence[str]) -> list[str]:
+    """The groups that have not committed everything: something would come again.
 
     With a tag, a client commits up to what matched; what follows is asked for again.
     """
@@ -136,10 +140,13 @@ def check_committed(broker: str, topic: str, readers: Sequence[str]) -> None:
         answer.ext["offset"] for answer in ask(broker, *(Question(_MAX_OFFSET, q) for q in queues))
     ]
     assert all(int(end) > 0 for end in ends)
+    groups: list[str] = []
     for mode, group, *tags in (reader.split(":") for reader in readers):
         if mode in COMMITTING and not tags:
             questions = [Question(_QUERY_OFFSET, {"consumerGroup": group, **q}) for q in queues]
-            assert [answer.ext["offset"] for answer in ask(broker, *questions)] == ends, group
+            if [answer.ext.get("offset") for answer in ask(broker, *questions)] != ends:
+                groups.append(group)
+    return groups
 
 
 def test_the_go_client_pulls_every_queue_from_its_start(
