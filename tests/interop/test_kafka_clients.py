@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ import confluent_kafka
 import pytest
 
 from peers.process import free_ports
+from tests.interop.kafka_reading import WAIT_S, consume, until
 from tests.interop.sluice_process import SluiceProcess
 
 confluent_admin: Any = importlib.import_module("confluent_kafka.admin")
 
-WAIT_S = 60.0
 COUNT = 300
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -32,13 +32,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory: Path = tmp_path_factory.mktemp("kafka")
     with SluiceProcess(directory, "--kafka", "on", "--kafka-port", str(port)):
         yield f"127.0.0.1:{port}"
-
-
-def until(found: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    end = time.monotonic() + WAIT_S
-    while not found():
-        assert time.monotonic() < end, "nothing happened"
 
 
 def make_topic(
@@ -62,33 +55,6 @@ def produce(address: str, topic: str, values: list[bytes], **settings: Any) -> l
         producer.produce(topic, value, partition=0, on_delivery=told)
     assert producer.flush(WAIT_S) == 0
     return offsets
-
-
-def consume(address: str, topic: str, count: int, partition: int = 0, **settings: Any) -> list[Any]:
-    """So many messages of a partition from its beginning, by librdkafka without a group."""
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": address,
-            "group.id": "nobody",
-            "enable.auto.commit": False,
-            **settings,
-        }
-    )
-    consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0)])
-    found: list[Any] = []
-
-    def poll() -> bool:
-        message = consumer.poll(1.0)
-        if message is not None:
-            assert message.error() is None, message.error()
-            found.append(message)
-        return len(found) >= count
-
-    try:
-        until(poll)
-    finally:
-        consumer.close()
-    return found
 
 
 @pytest.mark.parametrize("codec", CODECS)

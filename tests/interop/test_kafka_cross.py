@@ -5,8 +5,7 @@ and RocketMQ's (Sluice's own client, which is tested against Apache's brokers) o
 from __future__ import annotations
 
 import importlib
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ import pytest
 
 from peers.process import free_ports
 from sluice import Message, Producer, PullConsumer, PushConsumer
+from tests.interop.kafka_reading import WAIT_S, consume, until
 from tests.interop.sluice_process import SluiceProcess, make_topic, wait_for_route
 
 confluent_admin: Any = importlib.import_module("confluent_kafka.admin")
-
-WAIT_S = 60.0
 
 
 class Doors:
@@ -68,24 +66,7 @@ class Doors:
     # -------------------------------------------------------------------------------------- reading
 
     def consume(self, topic: str, count: int, **settings: Any) -> list[Any]:
-        consumer = confluent_kafka.Consumer(
-            {"bootstrap.servers": self.kafka, "group.id": "none", **settings}
-        )
-        consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
-        found: list[Any] = []
-
-        def poll() -> bool:
-            message = consumer.poll(1.0)
-            if message is not None:
-                assert message.error() is None, message.error()
-                found.append(message)
-            return len(found) >= count
-
-        try:
-            until(poll)
-        finally:
-            consumer.close()
-        return found
+        return consume(self.kafka, topic, count, **settings)
 
     def pull(self, topic: str, count: int, group: str, expression: str = "*") -> list[Any]:
         found: list[Any] = []
@@ -99,13 +80,6 @@ class Doors:
 
             until(poll)
         return found
-
-
-def until(found: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    end = time.monotonic() + WAIT_S
-    while not found():
-        assert time.monotonic() < end, "nothing happened"
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ log_lines = logging.getLogger("sluice.kafka")
 def build(core: BrokerCore) -> KafkaApi:
     """The table of all requests that are answered."""
     api = KafkaApi()
-    transactions: TransactionDesk | None = getattr(core, "kafka_transactions", None)
+    transactions: TransactionDesk = core.kafka_transactions
     waiting = KafkaWaiting(core.polls, core.call_soon)
     core.services.append(waiting)
     KafkaProduce(core, transactions).register(api)
