@@ -28,6 +28,9 @@ _MARKS = {
     "tidy": "tidy",
 }
 
+# These run programs of others on the clock of the wall: such a one gets a second try, and the run
+# says at its end which needed it. Whatever is ours alone has to hold at once.
+_BESIDE_PEERS = {"example", "interop", "spark"}
 
 # Files are given to two processes one by one: the longest come first, so that both end together.
 _LONGEST = (
@@ -57,6 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = _MARKS.get(item.path.relative_to(_TESTS).parts[0])
         if mark is not None:
             item.add_marker(mark)
+        if mark in _BESIDE_PEERS:
+            item.add_marker(pytest.mark.flaky(reruns=1))
     # A soak test runs when the mark expression speaks of it, or when it was named by its node id.
     if "soak" in config.option.markexpr or any("::" in argument for argument in config.args):
         return

@@ -79,6 +79,7 @@ class _Fault:
     left_count: int  # it strikes when this reaches 0
     error: int
     sticky: bool
+    within: str
 
 
 @dataclass(slots=True)
@@ -422,17 +423,19 @@ class MemoryFiles:
     # ---------------------------------------------------------------------------------- faults
 
     def fail(
-        self, operation: str, *, nth: int = 1, error: int = errno.EIO, sticky: bool = False
-    ) -> None:
+        self, operation: str, *, nth: int = 1, error: int = errno.EIO, sticky: bool = False,
+        within: str = "",
+    ) -> None:  # fmt: skip
         """Let the nth next call of an operation raise OSError(error); all after it if sticky.
 
         The call does nothing else, but that a failed sync loses what it was to make durable.
+        `within` is a part of the paths that count: threads of a running store write when they like.
         """
         if operation not in OPERATIONS:
             raise ValueError(f"no such operation: {operation}")
         if nth < 1:
             raise ValueError(f"calls are counted from 1, not {nth}")
-        self._faults.append(_Fault(operation, nth, error, sticky))
+        self._faults.append(_Fault(operation, nth, error, sticky, within))
 
     def tear(self, nth: int, keep_bytes: int) -> None:
         """Let the nth next pwritev write only its first bytes and raise OSError(EIO)."""
@@ -459,13 +462,10 @@ class MemoryFiles:
         self.calls[operation] += 1
         if not self._faults:
             return
-        due: list[_Fault] = []
-        for fault in self._faults:
-            if fault.operation == operation:
-                fault.left_count -= 1
-                if fault.left_count <= 0:
-                    due.append(fault)
-        if due:
+        met = [one for one in self._faults if one.operation == operation and one.within in path]
+        for fault in met:
+            fault.left_count -= 1
+        if due := [fault for fault in met if fault.left_count <= 0]:
             self._faults = [fault for fault in self._faults if fault.sticky or fault not in due]
             raise _error(due[0].error, path)
 

@@ -192,7 +192,7 @@ def test_a_change_that_cannot_be_written_does_not_hold() -> None:
             before = rig.broker.core.config
             files = rig.broker._files
             assert isinstance(files, MemoryFiles)
-            files.fail("pwritev", error=errno.ENOSPC)
+            files.fail("pwritev", error=errno.ENOSPC, within="/commitlog/")
             code, remark = await rig.refused(
                 Request.UPDATE_BROKER_CONFIG, body=b"fileReservedTime=24"
             )

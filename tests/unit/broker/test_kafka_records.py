@@ -163,7 +163,7 @@ def test_sequence_numbers_hold_after_a_write_that_failed() -> None:
             client = await rig.connect()
             await client.create("t")
             assert await sequence(client, 0, 2) == (0, 0)
-            files.fail("pwritev", error=errno.ENOSPC)
+            files.fail("pwritev", error=errno.ENOSPC, within="/commitlog/")
             code, _ = await sequence(client, 2, 2)
             assert code == kafka_codes.KAFKA_STORAGE_ERROR
             files.clear_faults()

@@ -415,6 +415,16 @@ def test_the_nth_call_fails() -> None:
     assert outcomes == ["ok", "ok", "failed", "ok", "ok"]
 
 
+def test_a_fault_waits_for_the_file_that_it_is_meant_for() -> None:
+    files = MemoryFiles()
+    files.make_directory("log")
+    files.fail("replace", within="log/")
+    files.replace("mark", b"1")
+    with pytest.raises(OSError, match="log/a"):
+        files.replace("log/a", b"1")
+    files.replace("log/a", b"2")
+
+
 def test_a_sticky_fault_stays_until_cleared() -> None:
     files = MemoryFiles()
     files.fail("replace", nth=2, sticky=True, error=errno.EROFS)
