@@ -54,6 +54,7 @@ STORAGE_TIERS = (
         *("bulk_reads", "topic_removal"),
     ),
     ("copies", "lanes", "runs", "whole_batches"),
+    ("copy_tables",),
     ("inspect_text", "salvage"),
     ("store",),
     ("opening",),
@@ -64,7 +65,7 @@ STORAGE_PUBLIC = {
     f"storage.{name}"
     for name in (
         *("background", "runs", "store", "opening", "blocking", "files", "memory_files", "inspect"),
-        *("bulk_reads", "copies", "lanes", "origins", "state", "whole_batches"),
+        *("bulk_reads", "copies", "copy_tables", "lanes", "origins", "state", "whole_batches"),
     )
 }
 
@@ -136,7 +137,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.expiry": ("protocol.lifetimes", "storage.state", *BUSINESS),
     "broker.delay_forms": ("broker.topics", "protocol.records", *PURE),
     "broker.delay_firing": (
-        *("broker.delay_forms", "protocol.records", "storage.copies"),
+        *("broker.delay_forms", "protocol.records", "storage.copies", "storage.copy_tables"),
         *PURE,
     ),
     "broker.delay_units": ("broker.timer_index", *SERVICE),
@@ -155,7 +156,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.retry_metrics": ("telemetry",),
     "broker.transaction_metrics": ("telemetry",),
     "broker.pop_metrics": ("telemetry",),
-    "broker.delays": ("storage.copies", "storage.lanes", *BUSINESS),
+    "broker.delays": ("storage.copies", "storage.copy_tables", "storage.lanes", *BUSINESS),
     "broker.timer_index": PURE,
     "broker.allocation": PURE,
     "broker.offset_ranges": PURE,

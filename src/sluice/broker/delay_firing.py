@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from sluice.broker import delay_forms
 from sluice.protocol import records
 from sluice.storage.copies import Keys, TargetQueue
+from sluice.storage.copy_tables import Names
 
 _TIME_MARK: Final = b"\x02TIMER_OUT_MS\x01"
 _TIME_BYTES: Final = len(_TIME_MARK) + 14  # 13 digits and the separator
@@ -31,6 +32,13 @@ FindTarget = Callable[[bytes, bytes], Target | None]
 
 class UsualFired:
     """What becomes of the delayed messages of one turn: of timers, or of those of levels."""
+
+    NAMES: Final = Names(
+        places=frozenset((b"REAL_TOPIC", b"REAL_QID")),
+        free=frozenset(
+            (b"TIMER_OUT_MS", b"TIMER_DELIVER_MS", b"TIMER_DELAY_MS", b"TIMER_DELAY_SEC")
+        ),
+    )
 
     def __init__(self, is_timer: bool, now_ms: int, find: FindTarget) -> None:
         self._is_timer = is_timer

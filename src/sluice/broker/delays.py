@@ -34,6 +34,7 @@ from sluice.errors import Busy, MessageIllegal, RecordDamaged, SluiceError
 from sluice.model import Message
 from sluice.protocol import records
 from sluice.storage.copies import stage_copies, takes_copies
+from sluice.storage.copy_tables import stage_alike
 from sluice.storage.lanes import tell
 from sluice.storage.store import ColdRead
 from sluice.telemetry import Durations
@@ -266,8 +267,10 @@ class Delays:
         room = min(_TURN_COUNT_MAX - turn.count, len(batch))
         items = [*takewhile(lambda item: (item.level == 0) == is_timer, islice(batch, room))]
         usual = UsualFired(is_timer, now_ms, self._target)
-        positions = (item.position for item in items)
-        shares = stage_copies(self._core.store, positions, usual.choose)
+        positions = [item.position for item in items]
+        store = self._core.store
+        shares = stage_alike(store, positions, usual.choose, usual.NAMES)
+        shares = shares or stage_copies(store, positions, usual.choose)
         count = sum(share.message_count for share in shares)
         for queue, own_count, byte_count, codes in shares:
             turn.add(queue.key.topic, queue.key.queue_id, own_count, byte_count, codes)

@@ -108,13 +108,14 @@ def encode_alike(
     table["position"] = np.arange(position, position + size * count, size)
     bodies = range(_HEAD_BYTES, len(data), message_bytes)
     table["crc"] = [crc32(data[at : at + body_bytes]) & _MASK_31 for at in bodies]
-    _close(table, entries, size)
+    close_entries(entries, size)
     _, keys, tag = records.message_keys(properties)
     return Alike(entries, size, count, properties, uniques, unique_bytes, keys, tag)
 
 
-def _close(table: npt.NDArray[np.void], entries: bytearray, size: int) -> None:
-    """Write the property that holds the checksum of all before it, into each entry."""
+def close_entries(entries: bytearray, size: int) -> None:
+    """Write the property that holds the checksum of all before it, into each entry of a size."""
+    table = np.frombuffer(entries, _closing_row(size))
     covered_bytes = size - records.CRC_PROPERTY_BYTES
     view = memoryview(entries)
     checksums = [crc32(view[at : at + covered_bytes]) for at in range(0, len(entries), size)]
@@ -149,8 +150,6 @@ def _entry_row(
     size: int, middle_bytes: int, body_bytes: int, unique_at: int, unique_bytes: int
 ) -> np.dtype[Any]:
     """An entry of the log; `unique_at` counts from the end of its position on."""
-    crc_at = size - records.CRC_PROPERTY_BYTES
-    widths = [table.itemsize for table in (_FIRST, _MIDDLE, _LAST)]
     places = {
         "crc": (">u4", 8),
         "flag": (">i4", 16),
@@ -158,9 +157,19 @@ def _entry_row(
         "position": (">i8", 28),
         "body": (f"V{body_bytes}", _FRONT_BYTES + middle_bytes),
         "unique": (f"V{unique_bytes}", _FRONT_BYTES + unique_at),
-        "crc_first": (f"V{widths[0]}", crc_at),
-        "crc_middle": (f"V{widths[1]}", crc_at + widths[0]),
-        "crc_last": (f"V{widths[2]}", crc_at + widths[0] + widths[1]),
+    }
+    return _dtype(places, size)
+
+
+@lru_cache(maxsize=1024)
+def _closing_row(size: int) -> np.dtype[Any]:
+    """The checksum at the end of an entry."""
+    at = size - records.CRC_PROPERTY_BYTES
+    widths = [table.itemsize for table in (_FIRST, _MIDDLE, _LAST)]
+    places = {
+        "crc_first": (f"V{widths[0]}", at),
+        "crc_middle": (f"V{widths[1]}", at + widths[0]),
+        "crc_last": (f"V{widths[2]}", at + widths[0] + widths[1]),
     }
     return _dtype(places, size)
 

@@ -64,8 +64,8 @@ SCHEDULE_TOPIC: Final = b"SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC: Final = b"rmq_sys_wheel_timer"
 TIMED_TOPICS: Final = (SCHEDULE_TOPIC, TIMER_TOPIC)  # whose queue entries say when they are due
 
-_CRC_NAME: Final = b"__CRC32#\x01"
-CRC_PROPERTY_BYTES: Final = len(_CRC_NAME) + 11  # ten digits and the separator
+CRC_NAME: Final = b"__CRC32#\x01"
+CRC_PROPERTY_BYTES: Final = len(CRC_NAME) + 11  # ten digits and the separator
 _MASK_31: Final = 0x7FFFFFFF
 
 _PREFIX: Final = Struct(">iI")
@@ -274,7 +274,7 @@ def _topic_field(topic: bytes) -> tuple[int, bytes]:
 # The digits of numbers below 10,000, least significant first: formatting takes three times as long.
 # With what stands before the first four of a checksum and after the last two.
 _DIGITS: Final = tuple(f"{number:04d}"[::-1].encode() for number in range(10_000))
-_FIRST_DIGITS: Final = tuple(_CRC_NAME + digits for digits in _DIGITS)
+_FIRST_DIGITS: Final = tuple(CRC_NAME + digits for digits in _DIGITS)
 _LAST_DIGITS: Final = tuple(_DIGITS[number][:2] + b"\x02" for number in range(100))
 DIGIT_TABLES: Final = (_FIRST_DIGITS, _DIGITS, _LAST_DIGITS)  # what `crc_parts` picks from
 
@@ -370,7 +370,7 @@ def require_whole(properties: bytes) -> None:
     A torn write leaves zeros. Where they stand in the place of the whole-message checksum nothing
     else gives them away, so an entry without that checksum must have no zero in its properties.
     """
-    if not properties[-CRC_PROPERTY_BYTES:].startswith(_CRC_NAME) and 0 in properties:
+    if not properties[-CRC_PROPERTY_BYTES:].startswith(CRC_NAME) and 0 in properties:
         raise BadRecord("the end of the entry is missing: zeros where its checksum must be")
 
 
@@ -386,7 +386,7 @@ def _check_sums(
     view = buffer if isinstance(buffer, memoryview) else memoryview(buffer)
     if properties_bytes >= CRC_PROPERTY_BYTES:  # else it would be a body that only looks like one
         trailer = bytes(view[end - CRC_PROPERTY_BYTES : end])
-        if trailer.startswith(_CRC_NAME):
+        if trailer.startswith(CRC_NAME):
             if crc_property(crc32(view[at : end - CRC_PROPERTY_BYTES])) != trailer:
                 raise BadRecord("the whole-message checksum does not match")
             return  # it covers the body and the body's own checksum
@@ -398,7 +398,7 @@ def _check_sums(
 
 
 def _nearly_a_checksum(trailer: bytes) -> bool:
-    return len(trailer) == CRC_PROPERTY_BYTES and sum(map(ne, trailer, _CRC_NAME)) <= 1
+    return len(trailer) == CRC_PROPERTY_BYTES and sum(map(ne, trailer, CRC_NAME)) <= 1
 
 
 def decode(buffer: Buffer, at: int = 0, position: int | None = None) -> Entry:
@@ -514,7 +514,7 @@ def _mark(name: bytes) -> bytes:
 
 def without_checksum(properties: bytes) -> bytes:
     """The properties of a stored entry as they were before it was stored."""
-    if properties[-CRC_PROPERTY_BYTES:].startswith(_CRC_NAME):
+    if properties[-CRC_PROPERTY_BYTES:].startswith(CRC_NAME):
         return properties[:-CRC_PROPERTY_BYTES]
     return properties
 

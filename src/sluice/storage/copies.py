@@ -3,7 +3,7 @@
 That is what becomes of a delayed message when it is due, and it happens tens of thousands of times
 in a second. So an entry that this process wrote or scanned is not checked once more, its body's
 checksum is taken over, nothing becomes a `Message` in between, and what is due together is made
-together (`stage_copies`). What is unusual (IPv6, a queue
+together (`stage_copies`, and `copy_tables.py` where they are alike). What is unusual (IPv6, a queue
 of another kind, a life that ends) is left to `Store.stage`; a test holds the two together.
 
 Everything here belongs to the store's owner.
@@ -11,7 +11,7 @@ Everything here belongs to the store's owner.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -22,7 +22,7 @@ from sluice.protocol import records
 from sluice.protocol.lifetimes import EXPIRES_NAME
 from sluice.storage.files import OpenFile
 from sluice.storage.indexing import indexed
-from sluice.storage.key_batches import Found
+from sluice.storage.key_batches import Found, KeyRun
 from sluice.storage.queue_index import SIMPLE_UNIT, QueueIndex
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ Keys = tuple[bytes, bytes, bytes]  # what `records.message_keys` finds
 # magic, checksum of the body, flag, position, flags of the system, time and host of birth, store
 # time, times it was tried, size of the body; and what a copy has.
 _ORIGINAL: Final = Struct(">iI4s4x4s8xqi16sq8x4s8xi")
-_COPIED: Final = Struct(">iI4si4sqqi16sq8s4sqi")
-_HEAD_BYTES: Final = 88
-assert _ORIGINAL.size == _COPIED.size == _HEAD_BYTES
+COPIED: Final = Struct(">iI4si4sqqi16sq8s4sqi")
+HEAD_BYTES: Final = 88
+assert _ORIGINAL.size == COPIED.size == HEAD_BYTES
 _PREFIX: Final = Struct(">iI")
 _AHEAD_BYTES: Final = 1 << 16  # asked about at once: what is copied together often lies together
 _V6: Final = records.SYS_BORN_V6 | records.SYS_STORE_V6
-_UNUSUAL: Final = _V6 | records.SYS_INNER_BATCH | records.SYS_TX_MASK
+UNUSUAL: Final = _V6 | records.SYS_INNER_BATCH | records.SYS_TX_MASK
 
 
 TargetQueue = QueueIndex  # what copies go into
@@ -96,11 +96,11 @@ def stage_copies(store: Store, positions: Iterable[int], choose: Choose) -> list
     store_ms, store_host, crc_bytes = store.turn_ms(), encoder.store_host, encoder.crc_bytes
     body_bytes_max, entry_bytes_max = encoder.body_bytes_max, encoder.entry_bytes_max
     original_at = _Originals(store).at
-    pack, crc_parts, without_checksum = _COPIED.pack, records.crc_parts, records.without_checksum
+    pack, crc_parts, without_checksum = COPIED.pack, records.crc_parts, records.without_checksum
     pack_unit, java_hash = SIMPLE_UNIT.pack, records.java_hash
     parts: list[bytes] = []
     found: list[Found] = []
-    targets: dict[QueueIndex, _Into] = {}
+    targets: dict[QueueIndex, Into] = {}
     end = log.end
     for position in positions:
         original = original_at(position)
@@ -114,7 +114,7 @@ def stage_copies(store: Store, positions: Iterable[int], choose: Choose) -> list
         queue, closing, keys = chosen
         target = targets.get(queue)
         if target is None:
-            target = targets[queue] = _Into(store, queue)
+            target = targets[queue] = Into(store, queue)
         properties_bytes = len(properties) + len(closing) + crc_bytes
         size = target.rest_bytes + body_bytes + properties_bytes
         if (
@@ -178,7 +178,7 @@ class _Originals:
         """
         segment_bytes = self._segment_bytes
         at = position % segment_bytes
-        if not self._start <= position < self._stop or segment_bytes - at < _HEAD_BYTES:
+        if not self._start <= position < self._stop or segment_bytes - at < HEAD_BYTES:
             return None
         if position - at != self._base:
             self._open(position - at)
@@ -190,12 +190,12 @@ class _Originals:
         if (
             magic != records.MAGIC_V1
             or own != position
-            or sys_flag & _UNUSUAL
-            or not 0 <= body_bytes < size - _HEAD_BYTES
+            or sys_flag & UNUSUAL
+            or not 0 <= body_bytes < size - HEAD_BYTES
             or size > segment_bytes - at
         ):
             return None
-        rest = bytes(self._view[at + _HEAD_BYTES : at + size])
+        rest = bytes(self._view[at + HEAD_BYTES : at + size])
         return body_crc, flag, sys_flag, born, then_ms, times, body_bytes, rest
 
     def _open(self, base: int) -> None:
@@ -207,10 +207,10 @@ class _Originals:
     def _is_good(self, position: int, at: int) -> bool:
         """Whether an entry is in memory, and what was written."""
         is_hot = position >= self._hot_from
-        if not is_hot and not self._is_resident(at, at + _HEAD_BYTES):
+        if not is_hot and not self._is_resident(at, at + HEAD_BYTES):
             return False
         size, magic = _PREFIX.unpack_from(self._view, at)
-        if magic != records.MAGIC_V1 or not _HEAD_BYTES < size <= self._segment_bytes - at:
+        if magic != records.MAGIC_V1 or not HEAD_BYTES < size <= self._segment_bytes - at:
             return False
         if not is_hot and not self._is_resident(at, at + size):
             return False
@@ -232,7 +232,7 @@ class _Originals:
         return self._file.resident(start, stop)
 
 
-class _Into:
+class Into:
     """A queue that copies go into."""
 
     __slots__ = (
@@ -245,16 +245,18 @@ class _Into:
         self._queue = queue
         self.topic = queue.topic_bytes
         _, self.magic, self.topic_field, _ = store.encoder.shape(self.topic, 0, bytes(8))
-        self.rest_bytes = _HEAD_BYTES + len(self.topic_field) + 2
+        self.rest_bytes = HEAD_BYTES + len(self.topic_field) + 2
         self.queue_id = queue.key.queue_id
         self.offset = queue.next_offset
         self.units: list[bytes] = []
         self.codes: set[int] = set()
 
-    def stage(self, found: list[Found], end: int) -> Share:
-        queue, count = self._queue, len(self.units)
+    def stage(self, found: Sequence[Found | KeyRun], end: int) -> Share:
+        """Take the units that were gathered; `found` are keys of what ends at `end`."""
+        queue = self._queue
         queue.next_offset = self.offset
         units = b"".join(self.units)
+        count = len(units) // SIMPLE_UNIT.size
         self._store.staged.append((queue, units, count, found, end, None, False))
         byte_count = sum(size for _, size, _ in SIMPLE_UNIT.iter_unpack(units))
         return Share(queue, count, byte_count, self.codes)

@@ -96,10 +96,9 @@ class Lane:
     @staticmethod
     def fits(store: Store, topic: str, queue_id: int, sys_flag: int, born_host: bytes) -> bool:
         """Whether messages of this kind can take a lane; the others are staged the plain way."""
-        queue = store.queues.get((topic, queue_id))
+        queue = store.queue(topic, queue_id)
         return (
-            queue is not None
-            and queue.kind == QueueIndex.kind
+            queue.kind == QueueIndex.kind
             and queue.topic_bytes != records.SCHEDULE_TOPIC
             and not sys_flag & (records.SYS_INNER_BATCH | records.SYS_TX_MASK)
             and store.encoder.crc_bytes != 0

@@ -267,7 +267,12 @@ def test_it_ends_with_its_queue_and_with_the_settings_it_was_made_for() -> None:
 
 @pytest.mark.parametrize(
     ("queue_id", "sys_flag", "host"),
-    [(9, 0, HOST), (3, 4, HOST), (3, 8, HOST), (3, 0x80, HOST), (3, 0, bytes(20))],
+    [(3, 4, HOST), (3, 8, HOST), (3, 0x80, HOST), (3, 0, bytes(20))],
 )
 def test_what_takes_no_lane(queue_id: int, sys_flag: int, host: bytes) -> None:
     assert not Lane.fits(opened().store, "t", queue_id, sys_flag, host)
+
+
+def test_a_queue_that_has_nothing_yet_takes_one() -> None:
+    """Delayed messages go to one for long before anything is stored in it."""
+    assert Lane.fits(opened().store, "t", 9, 0, HOST)
