@@ -284,5 +284,9 @@ class HandlerHung(SluiceError):
     """A consumer's handler did not come back in time; the message comes again later."""
 
 
+class PipelineFailed(SluiceError):
+    """Spark, or a query of a pipeline, ended with an error; its checkpoint says how far it was."""
+
+
 class ClientClosed(SluiceError):
     """The client was closed, or not started yet, or belongs to the process before a fork."""

@@ -32,9 +32,10 @@ class Doors:
     def rocketmq(self) -> str:
         return self.process.nameserver_address
 
-    def make_kafka_topic(self, name: str) -> None:
+    def make_kafka_topic(self, name: str, **configs: str) -> None:
         admin = confluent_admin.AdminClient({"bootstrap.servers": self.kafka})
-        admin.create_topics([confluent_admin.NewTopic(name, 1, 1)])[name].result(WAIT_S)
+        topic = confluent_admin.NewTopic(name, 1, 1, config=configs)
+        admin.create_topics([topic])[name].result(WAIT_S)
         wait_for_route(self.rocketmq, name.replace(".", "%2E"))
 
     def make_rocketmq_topic(self, name: str) -> None:
@@ -209,3 +210,64 @@ def test_nothing_is_lost_or_doubled_by_a_kill(tmp_path: Path) -> None:
         )
         consumer.close()
         assert ends == (0, 600), "nothing is there twice"
+
+
+def test_records_come_later_where_the_topic_allows_it(doors: Doors) -> None:
+    """Also a batch of which nothing is there at once: consumers go on behind it."""
+    doors.make_kafka_topic("patient", **{"sluice.delay.headers": "true"})
+    later = [("TIMER_DELAY_MS", b"1500"), ("color", b"red")]
+    settings = {"enable.idempotence": True, "linger.ms": 200}
+    doors.produce(
+        "patient",
+        {"value": b"first"},
+        {"value": b"later 1", "key": b"k", "headers": later, "timestamp": 1_700_000_000_000},
+        {"value": b"second"},
+        **settings,
+    )
+    doors.produce("patient", {"value": b"later 2", "headers": [("DELAY", b"1")]}, **settings)
+    doors.produce("patient", {"value": b"third"}, **settings)
+    found = doors.consume("patient", 5)
+    values = [message.value() for message in found]
+    assert sorted(values) == [b"first", b"later 1", b"later 2", b"second", b"third"]
+    offsets = {message.value(): message.offset() for message in found}
+    # The places that they had in their batches stay empty; each comes behind its batch.
+    assert (offsets[b"first"], offsets[b"second"]) == (0, 2)
+    assert offsets[b"later 1"] > 2
+    assert offsets[b"later 2"] > 3
+    timed = found[values.index(b"later 1")]
+    assert (timed.key(), timed.headers()) == (b"k", later)
+    assert timed.timestamp() == (confluent_kafka.TIMESTAMP_CREATE_TIME, 1_700_000_000_000)
+    assert [m.body for m in doors.pull("patient", 5, "patient-readers")] == values
+
+
+def test_dead_letters_are_read_through_the_other_door(doors: Doors) -> None:
+    doors.make_kafka_topic("lost.gifts")
+    doors.produce(
+        "lost.gifts",
+        {"value": b"0"},
+        {"value": b"1", "key": b"k", "headers": [("color", b"red")]},
+        {"value": b"2"},
+    )
+    handled: list[bytes] = []
+
+    def handle(message: Any) -> None:
+        handled.append(message.body)
+        if message.body == b"1":
+            raise ValueError("never")
+
+    with PushConsumer(
+        doors.rocketmq,
+        group="losers",
+        topics="lost%2Egifts",
+        handler=handle,
+        start_at="first",
+        tries_max=0,
+    ):
+        until(lambda: len(set(handled)) == 3)
+        admin = confluent_admin.AdminClient({"bootstrap.servers": doors.kafka})
+        until(lambda: "rmq.dlq.losers" in admin.list_topics(timeout=WAIT_S).topics)
+        (letter,) = doors.consume("rmq.dlq.losers", 1)
+    headers = dict(letter.headers())
+    assert (letter.key(), letter.value(), headers["color"]) == (b"k", b"1", b"red")
+    assert headers["rmq.origin.topic"] == b"lost.gifts"
+    assert (headers["rmq.origin.partition"], headers["rmq.origin.offset"]) == (b"0", b"1")

@@ -182,7 +182,12 @@ class AdminTopics(AdminPart):
             def span() -> QueueSpan:
                 high = core.store.max_offset(name, queue_id)
                 changed_ms = message_ms(core.store, name, queue_id, high - 1) if high else 0
-                return QueueSpan(core.store.min_offset(name, queue_id), high, changed_ms)
+                stable = None
+                queue = core.store.queues.get((name, queue_id))
+                if queue is not None and queue.kind == "b":
+                    stable = core.producers.stable_offsets(name, queue_id).stable(high)
+                low = core.store.min_offset(name, queue_id)
+                return QueueSpan(low, high, changed_ms, stable if stable != high else None)
 
             return span
 

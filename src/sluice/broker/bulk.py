@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 from sluice.broker import filters
+from sluice.broker.kafka_list_offsets import KafkaListOffsets
 from sluice.errors import NoPermission, ParameterInvalid, SluiceError, TopicMissing
 from sluice.storage.bulk_reads import Stretch, read_stretch, stretch_bytes
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from sluice.broker.expiry import Accept
 
 BYTES_MAX: Final = 16 * 1024 * 1024
+MESSAGES_MAX: Final = 16_384  # of those that a filter has chosen from batches
+SLICES_MAX: Final = 64  # more are joined: the socket takes few long ones better
 READER: Final = "%BULK%"  # the group under which reads that name none are counted
 
 
@@ -34,6 +39,13 @@ class BulkRead(NamedTuple):
     tags: str | None = None
     keys: str | None = None
     sql: str | None = None
+
+
+class AtTime(NamedTuple):
+    """Where a time is in a queue; `is_ordered`: no message further on is older."""
+
+    offset: int
+    is_ordered: bool
 
 
 StretchDone = Callable[[Stretch | None, BaseException | None], None]
@@ -59,6 +71,8 @@ class Bulk:
         watch = core.expiry.watch(wanted.topic)
 
         def ask() -> Stretch:
+            if self._has_batches(wanted.topic, wanted.queue_id):
+                return self._batches(wanted, accept if watch is None else watch.test(accept))
             return read_stretch(
                 core.store,
                 wanted.topic,
@@ -80,6 +94,51 @@ class Bulk:
             done(found, error)
 
         core.store.call(ask, answered)
+
+    def _has_batches(self, topic: str, queue_id: int) -> bool:
+        """Whether a queue may hold batches of Kafka's producers."""
+        queue = self._core.store.queues.get((topic, queue_id))
+        return queue is not None and queue.kind == "b"
+
+    def _batches(self, wanted: BulkRead, accept: Accept | None) -> Stretch:
+        """Batches are given whole; where a filter looks at each record, as single messages."""
+        unfolding, place = self._core.unfolding, (wanted.topic, wanted.queue_id, wanted.offset)
+        if accept is None:
+            result, sizes = unfolding.read_whole(*place, bytes_max=wanted.bytes_max)
+        else:
+            result = unfolding.read(
+                *place, count_max=MESSAGES_MAX, bytes_max=wanted.bytes_max, accept=accept
+            )
+            sizes = [len(each) for each in result.slices]
+        if len(result.slices) > SLICES_MAX:
+            result.slices = [memoryview(b"".join(result.slices))]
+        return Stretch(result, np.array(sizes, np.int64))
+
+    def offset_at(
+        self,
+        topic: str,
+        queue_id: int,
+        when_ms: int,
+        done: Callable[[AtTime | None, BaseException | None], None],
+    ) -> None:
+        """The first offset that has a time, as the rows of a reader say it."""
+        self._check(topic, queue_id)
+        core = self._core
+        name = core.kafka_topics.kafka_name(topic)
+        found = None if name is None else core.kafka_topics.find(name)
+
+        def ask() -> AtTime:
+            if found is None or not self._has_batches(topic, queue_id):
+                return AtTime(core.store.offset_for_time(topic, queue_id, when_ms), True)
+            return AtTime(KafkaListOffsets(core).first_shown(found, queue_id, when_ms), False)
+
+        core.store.call(ask, done)
+
+    def topic_id(self, topic: str, queue_id: int) -> str:
+        """What the ids of a topic's records begin with; empty where it has no batches."""
+        if not self._has_batches(topic, queue_id):
+            return ""
+        return self._core.unfolding.topic_id(topic)
 
     def range_bytes(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from sluice.broker.admin_base import AdminPart, as_error
-from sluice.broker.bulk import Bulk, BulkRead
+from sluice.broker.bulk import AtTime, Bulk, BulkRead
 from sluice.broker.core import BrokerCore
 from sluice.broker.remoting_api import Handle, RemotingApi
 from sluice.errors import RecordDamaged, RequestInvalid
@@ -47,6 +47,7 @@ class BulkApi(AdminPart):
         return {
             Request.SLUICE_BULK_FETCH: self._fetch,
             Request.SLUICE_RANGE_BYTES: self._range_bytes,
+            Request.SLUICE_OFFSET_AT: self._offset_at,
         }
 
     def _fetch(self, connection: Connection, command: RemotingCommand) -> None:
@@ -71,12 +72,15 @@ class BulkApi(AdminPart):
             elif found is None:
                 self._api.refuse(connection, command, as_error(error))
             elif not command.is_oneway:
-                self._send(connection, command, found)
+                topic_id = self._bulk.topic_id(wanted.topic, wanted.queue_id)
+                self._send(connection, command, found, topic_id)
 
         self._bulk.read(wanted, done)
 
     @staticmethod
-    def _send(connection: Connection, command: RemotingCommand, found: Stretch) -> None:
+    def _send(
+        connection: Connection, command: RemotingCommand, found: Stretch, topic_id: str
+    ) -> None:
         result = found.result
         sizes = found.sizes.astype(">i4").tobytes()
         ext = {
@@ -84,6 +88,7 @@ class BulkApi(AdminPart):
             "minOffset": result.min_offset,
             "maxOffset": result.max_offset,
             "count": result.count,
+            "topicId": topic_id or None,
         }
         head = remoting.answer_head(
             command,
@@ -105,6 +110,18 @@ class BulkApi(AdminPart):
 
         ranges = _ranges(bytes(command.body))
         self._bulk.range_bytes(fields["topic"], fields["queueId"], ranges, done)
+
+    def _offset_at(self, connection: Connection, command: RemotingCommand) -> None:
+        fields = self._fields(command)
+
+        def done(found: AtTime | None, error: BaseException | None) -> None:
+            if found is None:
+                self._api.refuse(connection, command, as_error(error))
+            else:
+                ext = ext_of({"offset": found.offset, "isOrdered": found.is_ordered})
+                self._answer(connection, command, ext=ext)
+
+        self._bulk.offset_at(fields["topic"], fields["queueId"], fields["timestamp"], done)
 
 
 def _ranges(body: bytes) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ from time import perf_counter_ns
 from typing import Protocol
 
 from sluice.broker.admission import Admission
+from sluice.broker.compaction import Compaction
 from sluice.broker.dead_letters import DeadLetters
 from sluice.broker.dedup import Dedup
 from sluice.broker.delays import Delays
@@ -34,6 +35,7 @@ from sluice.broker.retries import Retries
 from sluice.broker.retry_notes import RetryNotes
 from sluice.broker.staged_writes import StagedWrites
 from sluice.broker.stats import BrokerStats
+from sluice.broker.topic_retention import TopicRetention
 from sluice.broker.topics import Topics
 from sluice.broker.transactions import Transactions
 from sluice.config import BrokerConfig
@@ -106,6 +108,10 @@ class BrokerCore:
         self.producers = ProducerStates(self)
         self.unfolding = Unfolding(self)
         self.services.append(self.producers)
+        self.retention = TopicRetention(self)
+        self.services.append(self.retention)
+        self.compaction = Compaction(self)
+        self.services.append(self.compaction)
         self.kafka_groups = KafkaGroups(self)
         self.kafka_offsets = KafkaOffsets(self)
         self.services += [self.kafka_groups, self.kafka_offsets]

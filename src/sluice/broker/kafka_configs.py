@@ -2,7 +2,7 @@
 
 They are kept as attributes of the topic, with "kafka." in front of their names. Those that say how
 Kafka's own files are laid out are kept and shown, because tools set them; they mean nothing here.
-What would promise something that is not done (compaction, another codec) is refused.
+What would promise something that is not done (another codec) is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_api import Answer, KafkaApi, Request
-from sluice.broker.kafka_partitions import CONFIG_PREFIX, KafkaTopic
+from sluice.broker.kafka_partitions import CONFIG_PREFIX, DELAY_HEADERS, KafkaTopic
 from sluice.broker.kafka_produce import code_of
 from sluice.errors import SluiceError
 from sluice.protocol import kafka_codes
@@ -27,6 +27,7 @@ _BOOLEAN, _STRING, _INT, _, _LONG, _DOUBLE, _LIST = range(1, 8)
 _SET, _DELETE, _ADD, _TAKE = range(4)
 _INT_MAX: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
+_HOUR_MS: Final = 3_600_000
 
 
 class _Known(NamedTuple):
@@ -38,13 +39,19 @@ class _Known(NamedTuple):
 
 
 _KNOWN: Final = {
-    "cleanup.policy": _Known(_LIST, "delete", words=("delete",)),
+    "cleanup.policy": _Known(_LIST, "delete", words=("delete", "compact")),
+    # Of those that pack batches themselves or move them elsewhere; here the producer's codec stays.
+    "compression.gzip.level": _Known(_INT, "-1", -1, 9),
+    "compression.lz4.level": _Known(_INT, "9", 1, 17),
     "compression.type": _Known(_STRING, "producer", words=("producer",)),
+    "compression.zstd.level": _Known(_INT, "3", -131_072, 22),
     "delete.retention.ms": _Known(_LONG, "86400000", 0, _LONG_MAX),
     "file.delete.delay.ms": _Known(_LONG, "60000", 0, _LONG_MAX),
     "flush.messages": _Known(_LONG, str(_LONG_MAX), 1, _LONG_MAX),
     "flush.ms": _Known(_LONG, str(_LONG_MAX), 0, _LONG_MAX),
     "index.interval.bytes": _Known(_INT, "4096", 0, _INT_MAX),
+    "local.retention.bytes": _Known(_LONG, "-2", -2, _LONG_MAX),
+    "local.retention.ms": _Known(_LONG, "-2", -2, _LONG_MAX),
     "max.compaction.lag.ms": _Known(_LONG, str(_LONG_MAX), 1, _LONG_MAX),
     "max.message.bytes": _Known(_INT, "", 0, 64 * 1024 * 1024),
     "message.timestamp.after.max.ms": _Known(_LONG, "3600000", 0, _LONG_MAX),
@@ -54,13 +61,43 @@ _KNOWN: Final = {
     "min.compaction.lag.ms": _Known(_LONG, "0", 0, _LONG_MAX),
     "min.insync.replicas": _Known(_INT, "1", 1, 1),
     "preallocate": _Known(_BOOLEAN, "false", words=("true", "false")),
+    "remote.storage.enable": _Known(_BOOLEAN, "false", words=("false",)),
     "retention.bytes": _Known(_LONG, "-1", -1, _LONG_MAX),
-    "retention.ms": _Known(_LONG, "604800000", -1, _LONG_MAX),
-    "segment.bytes": _Known(_INT, "1073741824", 14, _INT_MAX),
+    "retention.ms": _Known(_LONG, "", -1, _LONG_MAX),
+    "segment.bytes": _Known(_INT, "1073741824", 1_048_576, _INT_MAX),
     "segment.index.bytes": _Known(_INT, "10485760", 4, _INT_MAX),
     "segment.jitter.ms": _Known(_LONG, "0", 0, _LONG_MAX),
     "segment.ms": _Known(_LONG, "604800000", 1, _LONG_MAX),
+    DELAY_HEADERS: _Known(_BOOLEAN, "false", words=("true", "false")),
     "unclean.leader.election.enable": _Known(_BOOLEAN, "false", words=("true", "false")),
+}
+
+# What Kafka's brokers call the defaults of their topics, where it is not the same; "": nothing.
+_OF_BROKER: Final = {
+    "cleanup.policy": "log.cleanup.policy",
+    "delete.retention.ms": "log.cleaner.delete.retention.ms",
+    "file.delete.delay.ms": "log.segment.delete.delay.ms",
+    "flush.messages": "log.flush.interval.messages",
+    "flush.ms": "",
+    "index.interval.bytes": "log.index.interval.bytes",
+    "local.retention.bytes": "log.local.retention.bytes",
+    "local.retention.ms": "log.local.retention.ms",
+    "max.compaction.lag.ms": "log.cleaner.max.compaction.lag.ms",
+    "max.message.bytes": "message.max.bytes",
+    "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
+    "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
+    "message.timestamp.type": "log.message.timestamp.type",
+    "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
+    "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
+    "preallocate": "log.preallocate",
+    "remote.storage.enable": "",
+    "retention.bytes": "log.retention.bytes",
+    "retention.ms": "",
+    "segment.bytes": "log.segment.bytes",
+    "segment.index.bytes": "log.index.size.max.bytes",
+    "segment.jitter.ms": "",
+    "segment.ms": "",
+    DELAY_HEADERS: "",
 }
 
 
@@ -86,9 +123,13 @@ def check_config(name: str, value: str | None) -> str:
 
 
 def shown_configs(
-    core: BrokerCore, topic: KafkaTopic, names: list[str] | None = None
+    core: BrokerCore,
+    topic: KafkaTopic,
+    names: list[str] | None = None,
+    *,
+    synonyms: bool = False,
 ) -> list[dict[str, Any]]:
-    """The configurations of a topic, as answers list them."""
+    """The configurations of a topic, as answers list them; with where each value could be from."""
     result = []
     for name, known in _KNOWN.items():
         if names is not None and name not in names:
@@ -100,14 +141,27 @@ def shown_configs(
                 "value": own if own is not None else _default(core, name),
                 "config_source": _DEFAULT if own is None else _SET_HERE,
                 "config_type": known.kind,
+                "synonyms": _synonyms(core, name, own) if synonyms else [],
             }
         )
     return result
 
 
+def _synonyms(core: BrokerCore, name: str, own: str | None) -> list[dict[str, Any]]:
+    """The value that holds, then the one that would hold without it."""
+    found = [] if own is None else [{"name": name, "value": own, "source": _SET_HERE}]
+    broker_name = _OF_BROKER.get(name, name)
+    if broker_name:
+        value = _default(core, name)
+        found.append({"name": broker_name, "value": value, "source": _DEFAULT})
+    return found
+
+
 def _default(core: BrokerCore, name: str) -> str:
     if name == "max.message.bytes":
         return str(core.config.kafka_batch_bytes_max)
+    if name == "retention.ms":
+        return str(core.config.store.retention_hours * _HOUR_MS)
     if name == "message.timestamp.after.max.ms":
         return str(core.config.kafka_timestamp_ahead_ms_max)
     return _KNOWN[name].default
@@ -128,13 +182,15 @@ class KafkaConfigs:
         answer(
             {
                 "results": [
-                    self._describe(each, request.peer.node.node_id)
+                    self._describe(
+                        each, request.peer.node.node_id, bool(request.body.include_synonyms)
+                    )
                     for each in request.body.resources
                 ]
             }
         )
 
-    def _describe(self, asked: Any, node_id: int) -> dict[str, Any]:
+    def _describe(self, asked: Any, node_id: int, synonyms: bool) -> dict[str, Any]:
         result: dict[str, Any] = {
             "resource_type": asked.resource_type,
             "resource_name": asked.resource_name,
@@ -145,7 +201,8 @@ class KafkaConfigs:
             topic = self._core.kafka_topics.find(asked.resource_name)
             if topic is None:
                 return {**result, "error_code": kafka_codes.UNKNOWN_TOPIC_OR_PARTITION}
-            return {**result, "configs": shown_configs(self._core, topic, names)}
+            configs = shown_configs(self._core, topic, names, synonyms=synonyms)
+            return {**result, "configs": configs}
         if asked.resource_type == BROKER_RESOURCE and asked.resource_name in ("", str(node_id)):
             return {**result, "configs": self._own(names)}
         return {
@@ -227,6 +284,8 @@ class KafkaConfigs:
                 finish(at, kafka_codes.INVALID_REQUEST, "only a topic's configurations change")
             elif topic is None:
                 finish(at, kafka_codes.UNKNOWN_TOPIC_OR_PARTITION)
+            elif topic.dead_group:
+                finish(at, kafka_codes.TOPIC_AUTHORIZATION_FAILED, "dead letters are only read")
             else:
                 self._change(at, topic, wanted(topic, each), request.body.validate_only, finish)
 
@@ -238,6 +297,8 @@ class KafkaConfigs:
         only_check: bool,
         finish: Callable[..., None],
     ) -> None:
+        if isinstance(configs, dict) and not topic.batches and _compacts(configs):
+            configs = "cleanup.policy=compact: only for topics that Kafka's clients have made"
         if isinstance(configs, str):
             finish(at, kafka_codes.INVALID_CONFIG, configs)
             return
@@ -262,6 +323,10 @@ class KafkaConfigs:
             told(error)
             return
         self._core.ask_turn()
+
+
+def _compacts(configs: dict[str, str]) -> bool:
+    return "compact" in configs.get("cleanup.policy", "")
 
 
 def _changed(topic: KafkaTopic, asked: Any) -> dict[str, str] | str:

@@ -51,9 +51,7 @@ def build(core: BrokerCore) -> KafkaApi:
     KafkaMetadata(core, transactions).register(api)
     KafkaAdminTopics(core).register(api)
     KafkaConfigs(core).register(api)
-    logs = KafkaLogs(core)
-    core.services.append(logs)
-    logs.register(api)
+    KafkaLogs(core).register(api)
     kafka_group_api.install(api, core, core.kafka_topics)  # groups
     return api
 

@@ -77,7 +77,7 @@ class KafkaFetch:
         self._core = core
         self._waiting = waiting
         self._held: dict[object, set[_Fetch]] = {}  # by connection
-        self._sessions = FetchSessions(lambda: core.config.kafka_fetch_sessions_max)
+        self._sessions = FetchSessions(lambda: core.config.kafka_fetch_sessions_max, core.now_ms)
 
     def register(self, api: KafkaApi) -> None:
         api.register(kafka_codes.FETCH, 4, 18, self.fetch)
@@ -120,8 +120,12 @@ class KafkaFetch:
             return kafka_codes.FETCH_SESSION_TOPIC_ID_ERROR, None, []
         if len(session.parts) + len(asked) > PARTITIONS_MAX:
             return kafka_codes.INVALID_REQUEST, None, []
-        session.epoch = 1 if epoch == _EPOCH_MAX else epoch + 1
         session.change(asked, _forgotten(request))
+        if not session.parts:  # it is of no use any more
+            sessions.end(session.id)
+            return 0, None, asked
+        sessions.use(session)
+        session.epoch = _next_epoch(epoch)
         return 0, session, list(session.parts.values())
 
     def _find(self, asked: Asked) -> KafkaTopic | None:
@@ -213,7 +217,9 @@ class KafkaFetch:
         if byte_count > room and fetch.total_bytes:
             slices, byte_count = [], 0  # after the first batch the limits hold
         if fetch.isolation == COMMITTED:
-            found = [] if offsets is None else offsets.aborted(offset, read.next_offset)
+            # Of what compaction has looked through, nothing that was rolled back is left.
+            first = max(offset, core.compaction.clean_end(stored, partition))
+            found = [] if offsets is None else offsets.aborted(first, read.next_offset)
             aborted = [(each[0], each[1]) for each in found]
         return FetchedPart(partition, 0, high, stable, low, aborted, slices, byte_count)
 
@@ -255,19 +261,31 @@ class KafkaFetch:
     def _answer(self, fetch: _Fetch) -> None:
         topics: list[tuple[TopicKey, list[FetchedPart]]] = []
         session = fetch.session
+        if session is not None and fetch.is_increment:
+            expected = _next_epoch(int(fetch.request.body.session_epoch))
+            if session.epoch != expected:  # while it waited, the next one came over another way
+                code = kafka_codes.INVALID_FETCH_SESSION_EPOCH
+                fetch.answer(write_fetched(fetch.request.version, code, session.id, []))
+                return
         for wanted, part in zip(fetch.wanted, fetch.results, strict=True):
             place = wanted.asked.place
             if session is not None:
                 is_news = session.is_news(place, (part.high, part.start))
-                if part.byte_count:
+                if not fetch.is_increment:
+                    pass  # all of it is answered, in the order in which it was asked for
+                elif part.byte_count:
                     session.had_records(place)
-                elif fetch.is_increment and not is_news and not part.code:
+                elif not is_news and not part.code:
                     continue
             if not topics or topics[-1][0] != place[0]:
                 topics.append((place[0], []))
             topics[-1][1].append(part)
         session_id = NO_SESSION if session is None else session.id
         fetch.answer(write_fetched(fetch.request.version, 0, session_id, topics))
+
+
+def _next_epoch(epoch: int) -> int:
+    return 1 if epoch == _EPOCH_MAX else epoch + 1
 
 
 def _asked(request: Request) -> list[Asked]:

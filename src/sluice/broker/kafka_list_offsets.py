@@ -17,6 +17,7 @@ from sluice.broker.kafka_api import Answer, KafkaApi, Request
 from sluice.broker.kafka_fetch import COMMITTED, NO_EPOCH, epoch_code
 from sluice.broker.kafka_partitions import KafkaTopic
 from sluice.broker.producer_states import LEADER_EPOCH
+from sluice.broker.queue_units import Part, columns, parts_of, times_ms
 from sluice.errors import SluiceError
 from sluice.protocol import kafka_batches, kafka_codes, kafka_entries, records
 from sluice.protocol.kafka_batches import BadBatch
@@ -27,16 +28,7 @@ MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 EARLIEST_PENDING: Final = -6  # of what is to be moved to another tier, which there is none of
-_UNIT: Final = np.dtype(
-    [
-        *(("position", ">i8"), ("size", ">i4"), ("code", ">i8"), ("store_ms", ">i8")),
-        *(("offset", ">i8"), ("count", ">i2"), ("compacted", ">i4"), ("true_count", ">i4")),
-    ]
-)
-_UNITS_AT_ONCE: Final = 65_536
 _ENTRIES_MAX: Final = 1000
-# A tag's hash has 32 bits; a code above it is of a batch, and tells its time.
-_TIMED_FROM: Final = 1 << 40
 
 
 class At(NamedTuple):
@@ -129,48 +121,48 @@ class KafkaListOffsets:
 
     # -------------------------------------------------------------------------------------- by time
 
-    def _units(self, topic: KafkaTopic, partition: int, start: int) -> np.ndarray[Any, Any] | None:
-        """Units from a number on, so many at once; None where there are no more."""
-        store = self._core.store
-        queue = store.queues.get((topic.stored, partition))
-        if queue is None or start >= queue.count:
-            return None
-        stop = min(queue.count, start + _UNITS_AT_ONCE)
-        raw = queue.units(start, stop, store.queue_files, wait=False)
-        return np.frombuffer(bytes(raw), _UNIT)
-
-    def _stored_from(self, topic: KafkaTopic, partition: int, when: int) -> int:
+    def _stored_from(self, part: Part, when: int) -> int:
         """The first unit whose entry was stored at a time or later: that time never goes back."""
-        queue = self._core.store.queues.get((topic.stored, partition))
-        if queue is None:
-            return 0
-        low, high = queue.first, queue.count
+        low, high = part.first, part.stop
         while low < high:
             middle = (low + high) // 2
-            raw = queue.units(middle, middle + 1, self._core.store.queue_files, wait=False)
-            if int(np.frombuffer(bytes(raw), _UNIT)["store_ms"][0]) < when:
+            one = part._replace(first=middle, stop=middle + 1)
+            ((_, units),) = columns(self._core.store, one)
+            if int(units["store_ms"][0]) < when:
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    def _first_unit(self, topic: KafkaTopic, partition: int) -> int:
+    def _parts(self, topic: KafkaTopic, partition: int) -> list[Part]:
         queue = self._core.store.queues.get((topic.stored, partition))
-        return 0 if queue is None else queue.first
+        return [] if queue is None else parts_of(self._core.store, queue)
 
-    def _in_batches(self, topic: KafkaTopic, partition: int, when: int, high: int) -> At:
+    def first_shown(self, topic: KafkaTopic, partition: int, when: int) -> int:
+        """The first offset whose time is not below one, or the end: of records their own time, of
+        single messages of RocketMQ's producers the time of storing. May raise `ColdRead`.
+        """
+        high = self._core.store.max_offset(topic.stored, partition)
+        high = self._core.producers.stable_offsets(topic.stored, partition).stable(high)
+        at = self._in_batches(topic, partition, when, high, by_store=True)
+        return high if at.offset < 0 else at.offset
+
+    def _in_batches(
+        self, topic: KafkaTopic, partition: int, when: int, high: int, *, by_store: bool = False
+    ) -> At:
         # No record is further ahead of the clock than is allowed, so what was stored long before
         # need not be looked at.
         ahead_ms = self._core.config.kafka_timestamp_ahead_ms_max
-        start = self._stored_from(topic, partition, when - ahead_ms)
-        while (units := self._units(topic, partition, start)) is not None:
-            for index in np.flatnonzero(_times(units) >= when):
-                if int(units["offset"][index]) >= high:
-                    return At()
-                at = self._in_entry(int(units["position"][index]), when, high)
-                if at.offset >= 0:
-                    return at
-            start += len(units)
+        for part in self._parts(topic, partition):
+            later = part._replace(first=self._stored_from(part, when - ahead_ms))
+            for _, units in columns(self._core.store, later):
+                for index in np.flatnonzero(times_ms(units) >= when):
+                    if int(units["offset"][index]) >= high:
+                        return At()
+                    position = int(units["position"][index])
+                    at = self._in_entry(position, when, high, by_store=by_store)
+                    if at.offset >= 0:
+                        return at
         return At()
 
     def _newest(self, topic: KafkaTopic, partition: int, high: int) -> At:
@@ -178,24 +170,26 @@ class KafkaListOffsets:
         if not topic.batches:
             return self._newest_message(topic, partition, high)
         best, best_ms = -1, -1
-        start = self._first_unit(topic, partition)
-        while (units := self._units(topic, partition, start)) is not None:
-            times = np.where(units["offset"] < high, _times(units), -1)
-            index = int(times.argmax())
-            if times[index] > best_ms:
-                best, best_ms = int(units["position"][index]), int(times[index])
-            start += len(units)
+        for part in self._parts(topic, partition):
+            for _, units in columns(self._core.store, part):
+                times = np.where(units["offset"] < high, times_ms(units), -1)
+                index = int(times.argmax())
+                if times[index] > best_ms:
+                    best, best_ms = int(units["position"][index]), int(times[index])
         return At() if best < 0 else self._in_entry(best, best_ms, high)
 
-    def _in_entry(self, position: int, when: int, high: int) -> At:
-        """The first record of an entry that is not older than a time."""
+    def _in_entry(self, position: int, when: int, high: int, *, by_store: bool = False) -> At:
+        """The first record of an entry that is not older than a time; `by_store`: single messages
+        count by when they were stored.
+        """
         view = self._core.store.entry_at(position)
         if view is None:
             return At()
         entry = records.decode(view)
         if not kafka_entries.is_kafka(entry.sys_flag):
-            is_match = entry.born_ms >= when and entry.queue_offset < high
-            return At(entry.queue_offset, entry.born_ms) if is_match else At()
+            time_ms = entry.store_ms if by_store else entry.born_ms
+            is_match = time_ms >= when and entry.queue_offset < high
+            return At(entry.queue_offset, time_ms) if is_match else At()
         head = kafka_batches.read_head(entry.body)
         if head is None or head.is_control:
             return At()
@@ -252,14 +246,8 @@ class KafkaListOffsets:
         code = epoch_code(getattr(part, "current_leader_epoch", NO_EPOCH))
         if code:
             return {**result, "error_code": code}
-        if part.leader_epoch >= LEADER_EPOCH:
+        if part.leader_epoch == LEADER_EPOCH:  # of any other, nothing is known
             queue = self._core.store.queues.get((topic.stored, part.partition))
             result["leader_epoch"] = LEADER_EPOCH
             result["end_offset"] = 0 if queue is None else queue.end_offset
         return result
-
-
-def _times(units: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The highest timestamp of each unit's entry; the store's time where it tells none."""
-    codes = units["code"]
-    return np.where(codes >= _TIMED_FROM, codes >> 16, units["store_ms"])

@@ -2,7 +2,7 @@
 where on. Records below an offset can be deleted: nobody sees them from then on, and the log drops
 them with its oldest files, as all others.
 
-Where partitions begin is kept in the store's tables, and holds after a start too.
+Where partitions begin is kept by `topic_retention`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_api import Answer, KafkaApi, Request
 from sluice.broker.kafka_partitions import KafkaTopic
 from sluice.broker.kafka_produce import code_of
-from sluice.errors import SluiceError
+from sluice.broker.queue_units import Part, columns, parts_of, sizes
 from sluice.protocol import kafka_codes
 from sluice.storage.bulk_reads import stretch_bytes
-from sluice.storage.state import KAFKA_START_TABLE
 
 _TO_THE_END: Final = -1
 _UNKNOWN: Final = -1
@@ -33,15 +32,6 @@ class KafkaLogs:
     def register(self, api: KafkaApi) -> None:
         api.register(kafka_codes.DELETE_RECORDS, 0, 2, self.delete_records)
         api.register(kafka_codes.DESCRIBE_LOG_DIRS, 1, 5, self.log_dirs)
-
-    def start(self) -> None:
-        """Partitions begin where they began before."""
-        for key, offset in self._core.store.table(KAFKA_START_TABLE).items():
-            topic, _, queue_id = key.rpartition("@")
-            self._begin_at(topic, int(queue_id), int(offset))
-
-    def tick(self, now_ms: int) -> None:
-        """Nothing comes with time."""
 
     # -------------------------------------------------------------------------------------- records
 
@@ -75,6 +65,8 @@ class KafkaLogs:
             topic = self._core.kafka_topics.find(name)
             if topic is None or not 0 <= part.partition_index < topic.partitions:
                 finish(at, kafka_codes.UNKNOWN_TOPIC_OR_PARTITION)
+            elif topic.dead_group:
+                finish(at, kafka_codes.TOPIC_AUTHORIZATION_FAILED)
             else:
                 self._delete(topic, part.partition_index, int(part.offset), at, finish)
         finish(-1, 0)
@@ -101,30 +93,12 @@ class KafkaLogs:
             if wanted <= low or (stored, partition) not in store.queues:
                 finish(at, 0, low)
                 return
-            self._note(stored, partition, wanted, lambda code: finish(at, code, wanted))
+            self._core.retention.begin(
+                [((stored, partition), wanted)],
+                lambda error: finish(at, 0 if error is None else code_of(error), wanted),
+            )
 
         store.call(lambda: store.max_offset(stored, partition), known)
-
-    def _note(self, stored: str, partition: int, offset: int, done: Callable[[int], None]) -> None:
-        def noted(error: SluiceError | None) -> None:
-            if error is None:
-                self._begin_at(stored, partition, offset)
-            done(0 if error is None else code_of(error))
-
-        try:
-            self._core.store.change([(KAFKA_START_TABLE, f"{stored}@{partition}", offset)], noted)
-        except SluiceError as error:
-            noted(error)
-            return
-        self._core.ask_turn()
-
-    def _begin_at(self, stored: str, partition: int, offset: int) -> None:
-        store = self._core.store
-        queue = store.queues.get((stored, partition))
-        if queue is None or offset <= queue.start_offset:
-            return
-        offset = min(offset, queue.end_offset)
-        queue.begin_at(queue.seek(offset, store.queue_files, wait=True), offset)
 
     # ------------------------------------------------------------------------------------ log files
 
@@ -177,11 +151,14 @@ class KafkaLogs:
         if queue is None:
             return 0
         if queue.kind == "b":
-            # The newest units stand for all of a long queue.
-            count = queue.count - queue.first
-            seen = min(count, _UNITS_MAX)
-            raw = queue.units(queue.count - seen, queue.count, store.queue_files, wait=False)
-            total = sum(unit[1] for unit in queue.iterate(raw, queue.count - seen))
-            return total * count // max(1, seen)
+            return sum(self._part_bytes(part) for part in parts_of(store, queue))
         low, high = store.min_offset(stored, partition), store.max_offset(stored, partition)
         return stretch_bytes(store, stored, partition, low, high) if low < high else 0
+
+    def _part_bytes(self, part: Part) -> int:
+        """The newest units stand for all of a long queue."""
+        count = part.stop - part.first
+        newest = part._replace(first=max(part.first, part.stop - _UNITS_MAX))
+        seen = [sizes(units) for _, units in columns(self._core.store, newest)]
+        total = sum(int(each.sum()) for each in seen)
+        return total * count // max(1, newest.stop - newest.first)

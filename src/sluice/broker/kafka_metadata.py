@@ -112,6 +112,8 @@ class KafkaMetadata:
         return {
             "name": topic.name,
             "topic_id": topic.id,
+            # Patterns of consumers leave internal topics out.
+            "is_internal": bool(topic.dead_group),
             "partitions": [
                 {
                     "partition_index": partition,

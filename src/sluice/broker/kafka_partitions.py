@@ -2,7 +2,8 @@
 
 A partition is a queue of the same number. Kafka's names may have dots, which RocketMQ's clients
 refuse, so a dot is kept as "%2E": Kafka's names never have a percent sign, the map is one-to-one.
-Topics of the broker's own, of retries and of dead letters are not shown.
+Topics of the broker's own and of retries are not shown; the dead letters of a RocketMQ group are,
+as rmq.dlq.GROUP, to be read only.
 
 A topic's UUID is chosen when it is first seen through this door and kept in the store's tables; it
 goes with the topic, so one of the same name that is made later has another.
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from sluice.broker.attributes import QUEUE_TYPE
-from sluice.broker.topics import CLOSED_TOPICS, TopicSettings
+from sluice.broker.topics import CLOSED_TOPICS, DEAD_PREFIX, TopicSettings
 from sluice.errors import SluiceError
 from sluice.storage.state import KAFKA_ID_TABLE
 
@@ -32,6 +33,9 @@ STORED_BYTES_MAX: Final = 255
 CONFIG_PREFIX: Final = "kafka."  # of attributes that are configurations of Kafka's
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 _SHOWN: Final = re.compile(r"(?:[a-zA-Z0-9_-]|%2E)+")
+_GROUP: Final = re.compile(r"[a-zA-Z0-9_-]{1,200}")
+DEAD_ALIAS: Final = "rmq.dlq."  # in front of the group whose dead letters a topic has
+DELAY_HEADERS: Final = "sluice.delay.headers"
 BATCHES: Final = "BatchCQ"
 APPEND_TIME: Final = "LogAppendTime"
 
@@ -48,6 +52,9 @@ class KafkaTopic:
     batches: bool  # stored whole; a topic of RocketMQ's clients has single messages
     append_time: bool  # records get the time of their append
     batch_bytes_max: int | None  # where the topic has a limit of its own
+    compacts: bool  # of each key the newest record stays, so each has one
+    delays: bool  # records may ask for a later time
+    dead_group: str = ""  # whose dead letters these are
 
     def config(self, name: str) -> str | None:
         """A configuration that somebody set on the topic."""
@@ -66,6 +73,8 @@ def is_name(name: str) -> bool:
 
 def stored_name(name: str) -> str:
     """How a topic of Kafka's is called in the store, and by RocketMQ's clients."""
+    if name.startswith(DEAD_ALIAS):
+        return DEAD_PREFIX + name.removeprefix(DEAD_ALIAS)
     return name.replace(".", "%2E")
 
 
@@ -88,6 +97,9 @@ class KafkaTopics:
 
     def kafka_name(self, stored: str) -> str | None:
         """The name that Kafka's clients know a topic by, None where they do not see it."""
+        if stored.startswith(DEAD_PREFIX):
+            group = stored.removeprefix(DEAD_PREFIX)
+            return DEAD_ALIAS + group if _GROUP.fullmatch(group) else None
         if (
             _SHOWN.fullmatch(stored) is None
             or stored in CLOSED_TOPICS
@@ -95,11 +107,12 @@ class KafkaTopics:
         ):
             return None
         name = stored.replace("%2E", ".")
-        return name if len(name) <= NAME_MAX and name not in (".", "..") else None
+        is_free = name not in (".", "..") and not name.startswith(DEAD_ALIAS)
+        return name if len(name) <= NAME_MAX and is_free else None
 
     def find(self, name: str) -> KafkaTopic | None:
         """The topic of this name; None where there is none, or it is not shown."""
-        stored = name.replace(".", "%2E")
+        stored = stored_name(name)
         settings = self._core.topics.get(stored)
         if settings is None:
             return None
@@ -119,6 +132,9 @@ class KafkaTopics:
             attributes.get(QUEUE_TYPE) == BATCHES,
             attributes.get(CONFIG_PREFIX + "message.timestamp.type") == APPEND_TIME,
             None if bytes_max is None else int(bytes_max),
+            "compact" in attributes.get(CONFIG_PREFIX + "cleanup.policy", ""),
+            attributes.get(CONFIG_PREFIX + DELAY_HEADERS) == "true",
+            stored.removeprefix(DEAD_PREFIX) if stored.startswith(DEAD_PREFIX) else "",
         )
         self._seen[stored] = topic
         return topic
@@ -126,6 +142,8 @@ class KafkaTopics:
     def is_taken(self, name: str) -> bool:
         """Whether the store has a topic of this name, shown or not; nobody may make it again."""
         stored = stored_name(name)
+        if name.startswith(DEAD_ALIAS):
+            return True  # only a group's failures make it
         return self._core.topics.get(stored) is not None or self.kafka_name(stored) is None
 
     def by_id(self, topic_id: UUID) -> KafkaTopic | None:

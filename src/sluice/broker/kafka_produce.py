@@ -12,14 +12,15 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from sluice.broker import kafka_delays
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_api import Answer, KafkaApi, Peer, Request, TransactionDesk
 from sluice.broker.kafka_partitions import KafkaTopic
 from sluice.broker.producer_states import Done
 from sluice.errors import Busy, DiskFull, MessageIllegal, SluiceError, StoreReadOnly
-from sluice.model import Buffer
+from sluice.model import Buffer, Message
 from sluice.protocol import kafka_batches, kafka_codes, kafka_views
-from sluice.protocol.kafka_batches import BadBatch, BatchHead
+from sluice.protocol.kafka_batches import BadBatch, BatchHead, Record
 from sluice.protocol.kafka_fast import (
     ProducedPart,
     ProducePart,
@@ -134,7 +135,7 @@ class KafkaProduce:
         data = part.records
         if not 0 <= partition < topic.partitions:
             raise _Refused(kafka_codes.UNKNOWN_TOPIC_OR_PARTITION)
-        if not topic.settings.writable or core.config.permission == "r":
+        if not topic.settings.writable or core.config.permission == "r" or topic.dead_group:
             raise _Refused(kafka_codes.TOPIC_AUTHORIZATION_FAILED)
         if data is None:
             raise _Refused(kafka_codes.INVALID_RECORD, "exactly one record batch is expected")
@@ -148,6 +149,9 @@ class KafkaProduce:
         if topic.append_time:
             append_ms = core.now_ms()
             head, batch = kafka_batches.with_append_time(head, data, append_ms)
+        later: list[Message] = []
+        if topic.delays and topic.batches:
+            head, batch, later = self._parted(about, topic, partition, head, batch)
         base_offset = -1
 
         def confirmed(error: SluiceError | None) -> None:
@@ -166,9 +170,21 @@ class KafkaProduce:
             if not topic.batches:
                 base_offset = self._explode(about, topic, partition, head, batch, confirmed)
             else:
-                base_offset = self._append(about, topic, partition, head, batch, confirmed)
+                base_offset = self._append(about, topic, partition, head, batch, later, confirmed)
         except SluiceError as error:
             raise _Refused(code_of(error), str(error)) from error
+
+    def _parted(
+        self, about: _Sent, topic: KafkaTopic, partition: int, head: BatchHead, batch: Buffer
+    ) -> kafka_delays.Split:
+        """What of a batch is stored now, and what waits for its time."""
+        place = (topic.stored, partition)
+        try:
+            return kafka_delays.split(self._core, *place, head, batch, about.peer.born_host)
+        except BadBatch as bad:
+            raise _Refused(bad.code, str(bad)) from bad
+        except MessageIllegal as illegal:
+            raise _Refused(kafka_codes.INVALID_RECORD, str(illegal)) from illegal
 
     def _checked(self, about: _Sent, topic: KafkaTopic, data: memoryview) -> BatchHead:
         """The head of a batch that may be stored; raises what is wrong with it."""
@@ -185,6 +201,12 @@ class KafkaProduce:
         kafka_batches.check_sent(head, data)
         if config.kafka_check_records:
             kafka_batches.check_records(head, data, config.kafka_unpacked_bytes_max)
+        if topic.compacts:
+            found = kafka_batches.read_records(head, data, config.kafka_unpacked_bytes_max)
+            if any(record.key is None for record in found):
+                raise BadBatch(
+                    kafka_codes.INVALID_RECORD, "a compacted topic takes no record without a key"
+                )
         if head.max_ms > core.now_ms() + config.kafka_timestamp_ahead_ms_max:
             raise BadBatch(
                 kafka_codes.INVALID_TIMESTAMP, f"timestamp {head.max_ms} is too far ahead"
@@ -198,9 +220,12 @@ class KafkaProduce:
         partition: int,
         head: BatchHead,
         data: Buffer,
+        later: list[Message],
         confirmed: Done,
     ) -> int:
-        """Store a batch whole, unless it is stored already; the offset that it has."""
+        """Store a batch whole, unless it is stored already; the offset that it has. `later`: what
+        waits beside it.
+        """
         core = self._core
         if head.producer_id >= 0:
             verdict = core.producers.check(topic.stored, partition, head)
@@ -222,6 +247,8 @@ class KafkaProduce:
             )
             if code:
                 raise _Refused(code)
+        for message in later:  # in the log they are before it, so they are safe when it is
+            core.append(message)
         placed = core.producers.append(
             topic.stored, partition, head, data, about.peer.born_host, confirmed
         )
@@ -260,10 +287,29 @@ class KafkaProduce:
         messages = [
             kafka_views.message_of(topic.stored, partition, head, record, host) for record in found
         ]
+        if topic.delays:
+            messages = self._some_later(messages, found)
         placed = core.store.stage_batch(messages, confirmed)
         core.stats.stored(topic.stored, len(placed), sum(place.size for place in placed))
         core.ask_turn()
-        return placed[0].queue_offset
+        offsets = [
+            place.queue_offset
+            for place, message in zip(placed, messages, strict=True)
+            if message.topic == topic.stored
+        ]
+        return offsets[0] if offsets else -1
+
+    def _some_later(self, messages: list[Message], found: list[Record]) -> list[Message]:
+        """Messages of records, or what waits in the place of some."""
+        try:
+            return [
+                kafka_delays.waiting_form(self._core, message, record) or message
+                for message, record in zip(messages, found, strict=True)
+            ]
+        except BadBatch as bad:
+            raise _Refused(bad.code, str(bad)) from bad
+        except MessageIllegal as illegal:
+            raise _Refused(kafka_codes.INVALID_RECORD, str(illegal)) from illegal
 
 
 def _missing(key: TopicKey) -> int:

@@ -7,14 +7,17 @@ with the place that it has: bytes that somebody else wrote as if they were one a
 
 from __future__ import annotations
 
+from functools import partial
 from struct import Struct
 from typing import Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_partitions import KafkaTopic
+from sluice.broker.retry_forms import origin_of
 from sluice.errors import RecordDamaged
 from sluice.model import Buffer
 from sluice.protocol import kafka_batches, kafka_entries, kafka_views, records
+from sluice.protocol.kafka_batches import Header
 from sluice.storage.store import ReadResult, ReadStatus
 
 UNITS_MAX: Final = 800
@@ -58,11 +61,12 @@ def _batches(core: BrokerCore, topic: KafkaTopic, result: ReadResult, stop: int)
     byte_count, next_offset = 0, result.next_offset
     append_time = topic.append_time
     unpacked_max = core.config.kafka_unpacked_bytes_max
+    more = partial(_of_dead_letter, core, topic.dead_group) if topic.dead_group else None
 
     def flush() -> None:
         nonlocal byte_count
         if plain:
-            shown = kafka_views.batch_of(plain, unpacked_max, append_time=append_time)
+            shown = kafka_views.batch_of(plain, unpacked_max, append_time=append_time, more=more)
             slices.append(shown)
             byte_count += len(shown)
             plain.clear()
@@ -94,3 +98,18 @@ def _batches(core: BrokerCore, topic: KafkaTopic, result: ReadResult, stop: int)
             at += size
     flush()
     return Read(result.min_offset, result.max_offset, slices, byte_count, next_offset)
+
+
+def _of_dead_letter(core: BrokerCore, group: str, entry: records.Entry) -> tuple[Header, ...]:
+    """Headers that say where a dead letter came from; of which group it is, the topic says."""
+    origin = origin_of(entry, group)
+    stored = origin.topic.decode("utf-8", "replace")
+    name = core.kafka_topics.kafka_name(stored) or stored
+    found = (
+        ("rmq.origin.topic", name.encode()),
+        ("rmq.origin.partition", origin.queue_id),
+        ("rmq.origin.offset", origin.queue_offset),
+        ("rmq.origin.msgid", origin.message_id),
+        ("rmq.reconsume.times", b"%d" % entry.reconsume_times),
+    )
+    return tuple((header, value) for header, value in found if value)

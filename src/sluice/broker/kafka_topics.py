@@ -25,6 +25,7 @@ _REASONS: Final = {
     kafka_codes.INVALID_REPLICATION_FACTOR: "there is one broker: the replication factor is 1",
     kafka_codes.INVALID_PARTITIONS: f"a topic has 1 to {QUEUES_MAX} partitions",
     kafka_codes.INVALID_REPLICA_ASSIGNMENT: "replicas can only be on the one broker there is",
+    kafka_codes.TOPIC_AUTHORIZATION_FAILED: "dead letters are only read here",
     kafka_codes.INVALID_REQUEST: "the topic is named twice, or by name and id",
 }
 _DEFAULT: Final = -1
@@ -65,7 +66,7 @@ class KafkaAdminTopics:
         if not is_name(name):
             return kafka_codes.INVALID_TOPIC_EXCEPTION, ""
         if self._core.kafka_topics.is_taken(name):
-            return kafka_codes.TOPIC_ALREADY_EXISTS, ""
+            return kafka_codes.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists."
         if asked.assignments:
             return self._why_not_there(asked, node_id), ""
         if count != _DEFAULT and not 0 < count <= QUEUES_MAX:
@@ -136,6 +137,8 @@ class KafkaAdminTopics:
                 code = kafka_codes.UNKNOWN_TOPIC_ID
             elif topic_id is not None:
                 topic, code = None, kafka_codes.INVALID_REQUEST
+            elif topic is not None and topic.dead_group:
+                topic, code = None, kafka_codes.TOPIC_AUTHORIZATION_FAILED
             if topic is None:
                 results[at] = {**_refused(name, code, ""), "topic_id": topic_id}
                 gathering.done()
@@ -174,6 +177,8 @@ class KafkaAdminTopics:
             code = 0
             if topic is None:
                 code = kafka_codes.UNKNOWN_TOPIC_OR_PARTITION
+            elif topic.dead_group:
+                code = kafka_codes.TOPIC_AUTHORIZATION_FAILED
             elif not topic.partitions < each.count <= QUEUES_MAX:
                 code = kafka_codes.INVALID_PARTITIONS
             if code or topic is None or request.body.validate_only:

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sluice.broker.stable_offsets import Aborted
 from sluice.errors import MessageIllegal, RecordDamaged
 from sluice.model import PropertyFilter
 from sluice.protocol import kafka_batches, kafka_entries, kafka_views, records
-from sluice.protocol.kafka_batches import BadBatch
+from sluice.protocol.kafka_batches import BadBatch, BatchHead
 from sluice.storage.store import ReadResult, ReadStatus
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 Accept = Callable[[int], bool] | PropertyFilter
 KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
 _UNITS: Final = 64
+_WHOLE_UNITS: Final = 800  # where nothing is unpacked
+_PLACE: Final = Struct(">20xq8xi")  # of an entry: its offset and its system flags
+_ATTRIBUTES_AT: Final = 21  # of a batch
 _PROPERTIES_MAX: Final = records.PROPERTIES_BYTES_MAX - records.CRC_PROPERTY_BYTES - 1
 
 
@@ -71,7 +76,7 @@ class Unfolding:
         if offset >= stop:
             # All that there is is undecided: as if it had not come yet.
             return ReadResult(ReadStatus.OFFSET_OVERFLOW_ONE, offset, result.min_offset, offset)
-        aborted = [] if stable.is_trivial else stable.aborted(offset, result.next_offset)
+        aborted = [] if stable.is_trivial else stable.rolled_back(offset, result.next_offset)
         chosen: list[memoryview] = []
         byte_count, next_offset = 0, offset
         for shown, after in self._shown(result, aborted, stop):
@@ -83,17 +88,50 @@ class Unfolding:
                 chosen.append(memoryview(entry))
                 byte_count += len(entry)
             next_offset = after
-        next_offset = min(next_offset, stop)
+        # Where nothing of all that is decided is left, compaction has taken it.
+        next_offset = stop if next_offset == offset else min(next_offset, stop)
         if chosen:
             return _found(result, chosen, byte_count, next_offset)
         low, high = result.min_offset, result.max_offset
         return ReadResult(ReadStatus.NO_MATCHED_MESSAGE, next_offset, low, high)
 
+    def read_whole(
+        self, topic: str, queue_id: int, offset: int, *, bytes_max: int
+    ) -> tuple[ReadResult, list[int]]:
+        """Entries as they lie, batches among them, without those that nobody is to see; and the
+        size of each. The first may begin below `offset`. May raise `ColdRead`.
+        """
+        store = self._core.store
+        stable = self._core.producers.stable_offsets(topic, queue_id)
+        result = store.read(topic, queue_id, offset, count_max=_WHOLE_UNITS, bytes_max=bytes_max)
+        if result.status is not ReadStatus.FOUND:
+            return result, []
+        low, high, next_offset = result.min_offset, result.max_offset, result.next_offset
+        stop = stable.stable(high)
+        if offset >= stop:
+            return ReadResult(ReadStatus.OFFSET_OVERFLOW_ONE, offset, low, offset), []
+        aborted = [] if stable.is_trivial else stable.rolled_back(offset, next_offset)
+        chosen: list[memoryview] = []
+        for view in result.messages:
+            base, sys_flag = _PLACE.unpack_from(view)
+            if base >= stop:
+                break
+            if not kafka_entries.is_kafka(sys_flag) or not _is_hidden_entry(
+                view, base, sys_flag, aborted
+            ):
+                chosen.append(view)
+        next_offset = min(next_offset, stop)
+        sizes = [len(view) for view in chosen]
+        if not chosen:
+            return ReadResult(ReadStatus.NO_MATCHED_MESSAGE, next_offset, low, high), []
+        if len(chosen) == result.count:
+            return result, sizes  # in as few slices as they lie
+        return _found(result, chosen, sum(sizes), next_offset), sizes
+
     def _shown(
-        self, result: ReadResult, aborted: list[tuple[int, int]], stop: int
+        self, result: ReadResult, aborted: list[Aborted], stop: int
     ) -> Iterator[tuple[list[_Shown], int]]:
         """The messages of each entry that was read, and the offset behind it."""
-        hidden: set[int] = set()
         for view in result.messages:
             entry = records.decode(view)
             base = entry.queue_offset
@@ -103,28 +141,23 @@ class Unfolding:
                 count = records.offset_count(entry.sys_flag, entry.properties)
                 yield [_Shown(base, view)], base + count
                 continue
-            head = kafka_batches.read_head(entry.body)
-            if head is None:
-                raise RecordDamaged(entry.topic, base, "no batch is where one must be", base + 1)
-            after = base + head.record_count
-            hidden.update(name for name, first in aborted if first < after)
-            if head.is_control:
-                hidden.discard(head.producer_id)
-                yield [], after
-            elif head.is_transactional and head.producer_id in hidden:
-                yield [], after
-            else:
-                yield self._unfolded(entry), after
+            head = _head(entry)
+            hidden = _is_hidden(base, head, aborted)
+            yield [] if hidden else self._unfolded(entry), base + head.last_delta + 1
+
+    def topic_id(self, stored: str) -> str:
+        """What the ids of messages begin with that show records of a topic."""
+        topics = self._core.kafka_topics
+        name = topics.kafka_name(stored)
+        topic = None if name is None else topics.find(name)
+        return "" if topic is None else topic.id.hex.upper()
 
     def _unfolded(self, entry: records.Entry) -> list[_Shown]:
         kept = self._kept.get(entry.position)
         if kept is not None:
             self._kept.move_to_end(entry.position)
             return kept
-        topics = self._core.kafka_topics
-        name = topics.kafka_name(entry.topic)
-        topic = None if name is None else topics.find(name)
-        topic_id = "" if topic is None else topic.id.hex.upper()
+        topic_id = self.topic_id(entry.topic)
         try:
             shown = [
                 _Shown(*each)
@@ -166,6 +199,34 @@ class Unfolding:
             if records.message_keys(records.decode(shown.entry).properties)[0] == wanted:
                 return shown.entry
         return None
+
+
+def _head(entry: records.Entry) -> BatchHead:
+    head = kafka_batches.read_head(entry.body)
+    if head is None:
+        at = entry.queue_offset
+        raise RecordDamaged(entry.topic, at, "no batch is where one must be", at + 1)
+    return head
+
+
+def _is_hidden_entry(view: memoryview, base: int, sys_flag: int, aborted: list[Aborted]) -> bool:
+    """The same of an entry that is a batch, at whose head it looks only where it has to."""
+    at = records.origin_place(sys_flag) + 12 + _ATTRIBUTES_AT
+    attributes = int.from_bytes(view[at : at + 2], "big")
+    if attributes & kafka_batches.CONTROL:
+        return True
+    if not aborted or not attributes & kafka_batches.TRANSACTIONAL:
+        return False
+    return _is_hidden(base, _head(records.decode(view)), aborted)
+
+
+def _is_hidden(base: int, head: BatchHead, aborted: list[Aborted]) -> bool:
+    """Whether a batch is the mark of a transaction, or part of one that was rolled back."""
+    if head.is_control:
+        return True
+    return head.is_transactional and any(
+        each.producer_id == head.producer_id and each.first <= base <= each.last for each in aborted
+    )
 
 
 def _found(

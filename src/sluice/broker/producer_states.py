@@ -35,7 +35,8 @@ from sluice.protocol.kafka_codes import (
     NONE,
     OUT_OF_ORDER_SEQUENCE_NUMBER,
 )
-from sluice.storage.state import KAFKA_PRODUCER_TABLE, Change
+from sluice.protocol.kafka_keys import keys_of
+from sluice.storage.state import COMPACTED_PREFIX, KAFKA_PRODUCER_TABLE, Change
 from sluice.storage.whole_batches import WholeBatch, stage_whole, stored_heads
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ class ProducerStates:
         table = self._core.store.table(KAFKA_PRODUCER_TABLE)
         self._next_id = self._id_end = int(table.get(_NEXT_ID, 0))
         for key, queue in list(self._core.store.queues.items()):
-            if queue.kind == "b" and queue.end_offset:
+            is_own = key[0].startswith(COMPACTED_PREFIX)
+            if queue.kind == "b" and queue.end_offset and not is_own:
                 self._restore(key)
 
     def _restore(self, key: tuple[str, int]) -> Partition:
@@ -240,10 +242,11 @@ class ProducerStates:
             queue_id,
             kafka_batches.patched(head.length, LEADER_EPOCH),
             memoryview(data)[kafka_batches.PATCHED_BYTES :],
-            head.record_count,
+            head.last_delta + 1,
             kafka_entries.code_of(head.max_ms, head.attributes),
             max(0, head.max_ms),
             born_host,
+            keys_of(head, data) if self._core.store.config.kafka_key_index else b"",
         )
         placed = stage_whole(self._core.store, batch, told)
         _note(partition, head, placed.queue_offset, placed.store_ms, data)
@@ -257,7 +260,7 @@ class ProducerStates:
 
 def _note(partition: Partition, head: BatchHead, offset: int, store_ms: int, data: Buffer) -> None:
     """Take a batch of the log into account."""
-    partition.end = offset + head.record_count
+    partition.end = offset + head.last_delta + 1
     partition.is_changed = True
     producer_id = head.producer_id
     if producer_id < 0:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
-from sluice.broker import filters
+from sluice.broker import filters, kafka_queries
 from sluice.broker.client_calls import ClientCalls
 from sluice.broker.core import BrokerCore
 from sluice.broker.groups import Client
@@ -348,7 +348,7 @@ class RemotingApi:
                 return
             chosen: list[memoryview] = []
             byte_count = 0
-            for entry in entries or []:
+            for entry in kafka_queries.with_key(core, entries or [], fields["key"]):
                 byte_count += len(entry)
                 if chosen and byte_count > _QUERY_BODY_BYTES_MAX:
                     break
@@ -372,6 +372,8 @@ class RemotingApi:
 
         # The index holds tags beside keys, told apart as RocketMQ does it.
         key = f"T#{fields['key']}" if fields["indexType"] == "T" else fields["key"]
+        if kafka_queries.by_id(core, fields["topic"], key, done):
+            return
         core.store.query_key(
             fields["topic"],
             key,

@@ -96,11 +96,15 @@ class StableOffsets:
 
     def aborted(self, start: int, stop: int) -> list[tuple[int, int]]:
         """(producer id, first offset) of what was rolled back between two offsets."""
+        return [(each.producer_id, each.first) for each in self.rolled_back(start, stop)]
+
+    def rolled_back(self, start: int, stop: int) -> list[Aborted]:
+        """What was rolled back between two offsets, from where to where."""
         found = []
         for at in range(bisect_left(self._aborted, (start,)), len(self._aborted)):
             each = self._aborted[at]
             if each.first < stop:
-                found.append((each.producer_id, each.first))
+                found.append(each)
             if each.stable >= stop:
                 break
         return found

@@ -71,7 +71,10 @@ class KafkaConfig(KafkaGroupsConfig):
         dynamic=True,
     )
     kafka_fetch_sessions_max: int = count(
-        1000, "Fetch sessions of Kafka consumers; the oldest one makes room.", 0, 1_000_000
+        1000,
+        "Fetch sessions of Kafka consumers; one that is idle or small makes room.",
+        0,
+        1_000_000,
     )
     kafka_timestamp_ahead_ms_max: int = millis(
         60 * _MINUTE_MS,
@@ -85,5 +88,20 @@ class KafkaConfig(KafkaGroupsConfig):
         "Silence after which the sequence numbers of an idempotent Kafka producer are forgotten.",
         1000,
         3650 * _DAY_MS,
+        dynamic=True,
+    )
+    compaction_interval_ms: int = millis(
+        15_000,
+        "How often topics with cleanup.policy=compact are looked at.",
+        1,
+        _DAY_MS,
+        dynamic=True,
+    )
+    topic_retention_interval_ms: int = millis(
+        30_000,
+        "How often topics are looked at that keep less than the log does (retention.ms and "
+        "retention.bytes of Kafka's topics).",
+        1,
+        _DAY_MS,
         dynamic=True,
     )

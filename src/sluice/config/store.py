@@ -165,6 +165,11 @@ class StoreConfig:
         "Whether messages can be found by key and by id. Costs disk, not append time.",
         rocketmq="messageIndexEnable",
     )
+    kafka_key_index: bool = flag(
+        False,
+        "Whether the records of Kafka's producers are found by their keys too; each batch is "
+        "unpacked for it when it is stored.",
+    )
     key_index_slots: int = count(
         5_000_000,
         "Hash slots of each key index file. Part of the format: set once.",

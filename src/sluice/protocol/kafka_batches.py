@@ -6,7 +6,8 @@ the records inside.
      12  i32 leader epoch      the broker writes it; not under the checksum
      16  i8  magic = 2
      17  u32 CRC-32C of all that follows
-     21  i16 attributes        bits 0-2 codec, 3 log append time, 4 transactional, 5 control
+     21  i16 attributes        bits 0-2 codec, 3 log append time, 4 transactional, 5 control,
+                               6 horizon of tombstones
      23  i32 offset of the last record, counted from the base offset
      27  i64 base timestamp
      35  i64 highest timestamp
@@ -55,6 +56,7 @@ CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 APPEND_TIME: Final = 0x08
 TRANSACTIONAL: Final = 0x10
 CONTROL: Final = 0x20
+HORIZON: Final = 0x40  # the base timestamp says until when records without a value stay
 
 NO_TIME: Final = -1
 NO_PRODUCER: Final = -1
@@ -63,6 +65,8 @@ _XERIAL_HEAD_BYTES: Final = 16
 _I32: Final = Struct(">i")
 _GZIP: Final = 31  # window bits: with gzip's own head
 _FIRST_OUT_BYTES: Final = 64 * 1024
+_LZ4_FLAGS_AT: Final = 4  # in a frame, after its magic
+_LZ4_INDEPENDENT: Final = 0x20  # Kafka's own reader wants blocks that need no others
 
 Header = tuple[str, bytes | None]
 
@@ -143,11 +147,14 @@ def read_sent(data: Buffer) -> BatchHead:
 
 
 def read_head(data: Buffer) -> BatchHead | None:
-    """The head of a batch that is stored; None where these bytes are none."""
+    """The head of a batch that is stored; None where these bytes are none.
+
+    It may have fewer records than offsets, none even: what was taken out is elsewhere, or gone.
+    """
     if len(data) < HEAD_BYTES:
         return None
     head = BatchHead._make(HEAD.unpack_from(data))
-    return head if head.magic == MAGIC and head.record_count > 0 else None
+    return head if head.magic == MAGIC and head.record_count >= 0 else None
 
 
 def check_sent(head: BatchHead, data: Buffer) -> None:
@@ -400,6 +407,21 @@ def _put_bytes(out: bytearray, value: bytes | None) -> None:
     else:
         put_varint(out, len(value))
         out += value
+
+
+def pack(codec: int, data: Buffer) -> tuple[int, bytes]:
+    """Records, compressed as a codec says; and that codec, or none where Java could not read it."""
+    if codec == CODEC_GZIP:
+        return codec, bytes(cramjam.gzip.compress(data))
+    if codec == CODEC_SNAPPY:
+        return codec, bytes(cramjam.snappy.compress_raw(data))
+    if codec == CODEC_ZSTD:
+        return codec, bytes(cramjam.zstd.compress(data))
+    if codec == CODEC_LZ4:
+        packed = bytes(cramjam.lz4.compress(data))
+        if packed[_LZ4_FLAGS_AT] & _LZ4_INDEPENDENT:
+            return codec, packed
+    return CODEC_NONE, bytes(data)
 
 
 def build(

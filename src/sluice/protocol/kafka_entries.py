@@ -1,8 +1,9 @@
 """This module says how a batch of Kafka's is kept in an entry of the log.
 
 The entry's body is the batch, byte for byte, with its base offset and epoch written in. Two system
-flags say so: 0x80, RocketMQ's own for a batch that is stored whole, and 0x4000, which no client may
-set. Properties tell the rest in RocketMQ's form, so that its tools find their way:
+flags say so: 0x80, RocketMQ's own for a batch that is stored whole, and 0x4000. No client may set
+both; the second alone is of a message that shows one record. Properties tell the rest in RocketMQ's
+form, so that its tools find their way:
 
     INNER_NUM    how many records, and so offsets, it takes
     INNER_BASE   the offset of the first

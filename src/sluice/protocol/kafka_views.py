@@ -10,8 +10,9 @@
     offset, partition         the same
 
 A message that was made from a record says so (__KAFKA_RECORD), so that the way back leads to the
-same record. Properties that only the broker or RocketMQ's clients understand are not shown to
-Kafka's. Pure: bytes in, bytes out.
+same record, and the system flag 0x4000 tells that its time of birth is the record's timestamp.
+Properties that only the broker or RocketMQ's clients understand are not shown to Kafka's. Pure:
+bytes in, bytes out.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from sluice.model import Message
-from sluice.protocol import kafka_batches, records
+from sluice.protocol import kafka_batches, kafka_entries, records
 from sluice.protocol.kafka_batches import BadBatch, BatchHead, Header, Record
 
 TAGS_HEADER: Final = "rmq.tags"
 ID_HEADER: Final = "rmq.msgid"
-_MADE: Final = "__KAFKA_RECORD"
-_NULL: Final = "__KAFKA_NULL"
-_KEY_B64: Final = "__KAFKA_KEY_B64"
-_HEADERS_B64: Final = "__KAFKA_HDR_B64"
+MADE_NAME: Final = "__KAFKA_RECORD"
+NULL_NAME: Final = "__KAFKA_NULL"
+KEY_NAME: Final = "__KAFKA_KEY_B64"
+HEADERS_NAME: Final = "__KAFKA_HDR_B64"
 _SHARDING: Final = "__SHARDINGKEY"
 _EMPTY_B64: Final = "="  # a property cannot be empty
 
@@ -39,6 +40,7 @@ _EMPTY_B64: Final = "="  # a property cannot be empty
 _SYSTEM: Final = frozenset(
     {
         *("KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG"),
+        *("ORIGIN_QUEUE_ID", "ORIGIN_QUEUE_OFFSET"),
         *("PGROUP", "MIN_OFFSET", "MAX_OFFSET", "BUYER_ID", "ORIGIN_MESSAGE_ID", "TRANSFER_FLAG"),
         *("CORRECTION_FLAG", "MQ2_FLAG", "RECONSUME_TIME", "MAX_RECONSUME_TIMES", "MSG_REGION"),
         *(
@@ -78,9 +80,15 @@ def message_of(
         queue_id,
         body,
         properties,
+        sys_flag=_flag_of(head),
         born_ms=max(0, head.base_ms + record.time_delta),
         born_host=born_host,
     )
+
+
+def _flag_of(head: BatchHead) -> int:
+    """What tells that the time of birth of a message is the timestamp of a record."""
+    return 0 if head.attributes & kafka_batches.APPEND_TIME else kafka_entries.SYS_KAFKA
 
 
 def content_of(record: Record, unique: str = "") -> tuple[bytes, bytes]:
@@ -88,15 +96,15 @@ def content_of(record: Record, unique: str = "") -> tuple[bytes, bytes]:
     of its own.
     """
     texts = _plain_headers(record.headers)
-    properties: dict[str, str] = {_MADE: "1"}
+    properties: dict[str, str] = {MADE_NAME: "1"}
     if record.value is None:
-        properties[_NULL] = "1"
+        properties[NULL_NAME] = "1"
     if record.key is not None:
-        key = _plain_text(record.key)
+        key = plain_text(record.key)
         if key and " " not in key:
             properties["KEYS"] = properties[_SHARDING] = key
         else:
-            properties[_KEY_B64] = _to_base64(record.key)
+            properties[KEY_NAME] = _to_base64(record.key)
     tags, own_id = texts.pop(TAGS_HEADER, ""), texts.pop(ID_HEADER, "")
     properties |= texts
     if tags:
@@ -104,9 +112,9 @@ def content_of(record: Record, unique: str = "") -> tuple[bytes, bytes]:
     if own_id or unique:
         properties["UNIQ_KEY"] = own_id or unique
     if own_id:
-        properties[_MADE] = "id"
+        properties[MADE_NAME] = "id"
     if record.headers and record_of(0, 0, b"", properties).headers != record.headers:
-        properties[_HEADERS_B64] = _to_base64(_pack_headers(record.headers))
+        properties[HEADERS_NAME] = _to_base64(_pack_headers(record.headers))
     packed = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
     return record.value or b"", packed.encode()
 
@@ -115,7 +123,7 @@ def _plain_headers(headers: Sequence[Header]) -> dict[str, str]:
     """Those headers that can be properties: text, not empty, no name twice."""
     result: dict[str, str] = {}
     for name, value in headers:
-        text = _plain_text(value) if value else ""
+        text = plain_text(value) if value else ""
         is_name = bool(name) and "\x01" not in name and "\x02" not in name
         if text and is_name and not is_system(name) and name not in result:
             result[name] = text
@@ -127,7 +135,7 @@ def is_system(name: str) -> bool:
     return name in _SYSTEM or name.startswith(_SYSTEM_STARTS)
 
 
-def _plain_text(value: bytes) -> str:
+def plain_text(value: bytes) -> str:
     """Bytes as a property's value; empty where they cannot be one."""
     try:
         text = value.decode()
@@ -162,24 +170,54 @@ def record_of(
     offset_delta: int, time_delta: int, body: bytes, properties: dict[str, str]
 ) -> Record:
     """The record that shows a message whose body is unpacked already."""
-    made = properties.get(_MADE)
-    value = None if not body and _NULL in properties else body
-    key: bytes | None = None
-    if _KEY_B64 in properties:
-        key = _from_base64(properties[_KEY_B64])
-    elif "KEYS" in properties:
-        key = properties["KEYS"].encode()
-    packed = properties.get(_HEADERS_B64)
-    headers = None if packed is None else _unpack_headers(_from_base64(packed))
+    value = value_of(body, properties)
+    headers = _packed_headers(properties)
     if headers is None:
-        headers = tuple(
-            (name, text.encode()) for name, text in properties.items() if not is_system(name)
-        )
-        if properties.get("TAGS"):
-            headers += ((TAGS_HEADER, properties["TAGS"].encode()),)
-        if made in (None, "id") and properties.get("UNIQ_KEY"):
-            headers += ((ID_HEADER, properties["UNIQ_KEY"].encode()),)
-    return Record(offset_delta, time_delta, key, value, headers)
+        headers = _all_headers(properties)
+    return Record(offset_delta, time_delta, key_of(properties), value, headers)
+
+
+def value_of(body: bytes, properties: Mapping[str, str]) -> bytes | None:
+    """The value of the record that shows a message."""
+    return None if not body and NULL_NAME in properties else body
+
+
+def key_of(properties: Mapping[str, str]) -> bytes | None:
+    """The key of the record that shows a message."""
+    if "KEYS" in properties:
+        return properties["KEYS"].encode()
+    packed = properties.get(KEY_NAME)
+    return None if packed is None else _from_base64(packed)
+
+
+def headers_of(properties: Mapping[str, str]) -> tuple[Header, ...]:
+    """The application's own headers: those of the record that a message was made from, or its
+    properties.
+    """
+    headers = _packed_headers(properties)
+    if headers is not None:
+        return headers
+    if MADE_NAME in properties:
+        return _all_headers(properties)
+    return _own_headers(properties)
+
+
+def _own_headers(properties: Mapping[str, str]) -> tuple[Header, ...]:
+    return tuple((name, text.encode()) for name, text in properties.items() if not is_system(name))
+
+
+def _all_headers(properties: Mapping[str, str]) -> tuple[Header, ...]:
+    headers = _own_headers(properties)
+    if properties.get("TAGS"):
+        headers += ((TAGS_HEADER, properties["TAGS"].encode()),)
+    if properties.get(MADE_NAME) in (None, "id") and properties.get("UNIQ_KEY"):
+        headers += ((ID_HEADER, properties["UNIQ_KEY"].encode()),)
+    return headers
+
+
+def _packed_headers(properties: Mapping[str, str]) -> tuple[Header, ...] | None:
+    packed = properties.get(HEADERS_NAME)
+    return None if packed is None else _unpack_headers(_from_base64(packed))
 
 
 def _unpack_headers(packed: bytes) -> tuple[Header, ...] | None:
@@ -211,8 +249,16 @@ def plain_body(entry: records.Entry, bytes_max: int) -> bytes:
         return body
 
 
-def batch_of(entries: Sequence[records.Entry], bytes_max: int, *, append_time: bool) -> bytes:
-    """One batch that shows messages which follow each other in their queue."""
+def batch_of(
+    entries: Sequence[records.Entry],
+    bytes_max: int,
+    *,
+    append_time: bool,
+    more: Callable[[records.Entry], tuple[Header, ...]] | None = None,
+) -> bytes:
+    """One batch that shows messages which follow each other in their queue; `more`: headers that
+    each of them has beside its own.
+    """
     first = entries[0]
     times = [entry.store_ms if append_time else entry.born_ms for entry in entries]
     shown = [
@@ -224,6 +270,11 @@ def batch_of(entries: Sequence[records.Entry], bytes_max: int, *, append_time: b
         )
         for entry, time in zip(entries, times, strict=True)
     ]
+    if more is not None:
+        shown = [
+            record._replace(headers=record.headers + more(entry))
+            for record, entry in zip(shown, entries, strict=True)
+        ]
     attributes = kafka_batches.APPEND_TIME if append_time else 0
     return kafka_batches.build(
         first.queue_offset, times[0], max(times), shown, attributes=attributes
@@ -231,6 +282,11 @@ def batch_of(entries: Sequence[records.Entry], bytes_max: int, *, append_time: b
 
 
 # ------------------------------------------------------------------- a stored batch as its messages
+
+
+def record_id(topic_id: str, queue_id: int, offset: int) -> str:
+    """The id of the message that shows a record, where the record has none of its own."""
+    return f"{topic_id}{queue_id:08X}{offset:016X}"
 
 
 def entries_of(
@@ -250,7 +306,7 @@ def entries_of(
     result: list[tuple[int, bytes]] = []
     for record in kafka_batches.read_records(head, entry.body, bytes_max):
         offset = entry.queue_offset + record.offset_delta
-        unique = f"{topic_id}{entry.queue_id:08X}{offset:016X}"
+        unique = record_id(topic_id, entry.queue_id, offset)
         body, properties = content_of(record, unique)
         if len(properties) > properties_max:
             body, properties = content_of(record._replace(headers=()), unique)
@@ -263,11 +319,13 @@ def entries_of(
             entry.queue_id,
             body,
             properties,
+            sys_flag=_flag_of(head),
             born_ms=max(0, born_ms),
             born_host=entry.born_host,
         )
         size = encoder.measure(message, topic)
+        store_ms = head.max_ms if is_append_time else entry.store_ms
         result.append(
-            (offset, encoder.encode(message, topic, size, offset, entry.position, entry.store_ms))
+            (offset, encoder.encode(message, topic, size, offset, entry.position, store_ms))
         )
     return result

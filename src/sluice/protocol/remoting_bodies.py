@@ -396,6 +396,7 @@ class QueueSpan(NamedTuple):
     min_offset: int
     max_offset: int
     changed_ms: int
+    stable_offset: int | None = None  # Sluice's own: where transactions keep readers further back
 
 
 class QueueProgress(NamedTuple):
@@ -415,6 +416,7 @@ def write_topic_stats(spans: Mapping[MessageQueue, QueueSpan], put_tps: float) -
                 "lastUpdateTimestamp": span.changed_ms,
                 "maxOffset": span.max_offset,
                 "minOffset": span.min_offset,
+                **({} if span.stable_offset is None else {"stableOffset": span.stable_offset}),
             },
         )
         for queue, span in spans.items()
@@ -426,7 +428,10 @@ def read_topic_stats(body: Buffer) -> dict[MessageQueue, QueueSpan]:
     table = read_queue_keys(read_object(body), "offsetTable")
     return {
         queue: QueueSpan(
-            number(row, "minOffset"), number(row, "maxOffset"), number(row, "lastUpdateTimestamp")
+            number(row, "minOffset"),
+            number(row, "maxOffset"),
+            number(row, "lastUpdateTimestamp"),
+            number(row, "stableOffset") if "stableOffset" in row else None,
         )
         for queue, value in table.items()
         for row in (as_object(value, "a value of offsetTable"),)

@@ -407,13 +407,20 @@ SLUICE_LIST_DELAYED admin>broker |
 SLUICE_BULK_FETCH client>broker |
   Sluice's own: entries of a range of offsets as they lie, some megabytes at a time, then the size
   of each as int32; their checksums are the reader's to check. Outside of what the queue holds: 21
-  with the next good offset.
+  with the next good offset. Batches of Kafka's producers come whole (system flags 0x4080, and the
+  id that their records' ids begin with), or, where a filter is given, as single messages.
   > topic! queueId!i offset!l toOffset!l maxBytes!i consumerGroup tags keys sql
-  < nextOffset!l minOffset!l maxOffset!l count!i
+  < nextOffset!l minOffset!l maxOffset!l count!i topicId
 SLUICE_RANGE_BYTES client>broker |
   Sluice's own: about how many bytes ranges of offsets of a queue have; pairs in the body, a number
   for each in the answer's, as JSON.
   > topic! queueId!i
+SLUICE_OFFSET_AT client>broker |
+  Sluice's own: the first offset of a queue whose time is the given one or later, and whether no
+  message behind it is older. Records of Kafka's producers have their own time, others that of
+  storing.
+  > topic! queueId!i timestamp!l
+  < offset!l isOrdered!b
 SLUICE_STAGE client>broker |
   Sluice's own: stores a batch for a queue where nobody sees it until its handle is published.
   > sink! batch!l topic! queueId!i

@@ -171,7 +171,8 @@ def stretch_bytes(store: Store, topic: str, queue_id: int, start: int, stop: int
         return 0
     if queue is None or queue.unit_bytes != _UNIT.itemsize:
         found = store.read(topic, queue_id, start, count_max=_SAMPLE_UNITS, bytes_max=1 << 20)
-        return found.byte_count * (stop - start) // max(1, found.count)
+        # An entry may have many offsets.
+        return found.byte_count * (stop - start) // max(1, found.next_offset - start)
     if stop - start <= _SAMPLES * _SAMPLE_UNITS:
         return int(_sizes(store, queue, start, stop).sum())
     step = (stop - start - _SAMPLE_UNITS) // (_SAMPLES - 1)

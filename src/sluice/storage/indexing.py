@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from sluice.errors import RecordDamaged, SluiceError, StoreCorrupt
-from sluice.protocol import records
+from sluice.protocol import kafka_entries, kafka_keys, records
 from sluice.storage.background import Background
 from sluice.storage.commit_log import CommitLog
 from sluice.storage.key_batches import Found, KeyBatch, KeyRun
@@ -42,6 +42,7 @@ class Indexing:
         self._catching_up = False
         self._last_write_ms = 0
         self._lane_failed = False
+        self.kafka_keys_too = False  # whether keys of Kafka's records are looked for
         self.live = False
         self.failure = "" if index is not None else "switched off (key_index)"
 
@@ -117,7 +118,7 @@ class Indexing:
 
         def work() -> int:
             batch = KeyBatch()
-            reached = gather(view, base, at, stop, batch)
+            reached = gather(view, base, at, stop, batch, kafka_keys_too=self.kafka_keys_too)
             if batch.message_count:
                 index.write(batch)
             return reached
@@ -185,7 +186,15 @@ class Indexing:
             self._index.close()
 
 
-def gather(view: memoryview, base: int, at: int, stop: int, batch: KeyBatch) -> int:
+def gather(
+    view: memoryview,
+    base: int,
+    at: int,
+    stop: int,
+    batch: KeyBatch,
+    *,
+    kafka_keys_too: bool = False,
+) -> int:
     """Put the keys of the entries in view[at:stop] into a batch, a bounded number of them; returns
     the position after the last one. Damaged entries end the file for the index; reading them is an
     error anyway.
@@ -197,7 +206,10 @@ def gather(view: memoryview, base: int, at: int, stop: int, batch: KeyBatch) -> 
             entry = records.summarize(view, at, base + at)
         except records.BadRecord:
             return base + len(view)
-        if indexed(entry.sys_flag):
+        if kafka_keys_too and kafka_entries.is_kafka(entry.sys_flag):
+            keys = (b"", kafka_keys.keys_in(view[at : at + entry.size]), b"")
+            batch.add_found([(entry.topic, keys, base + at, entry.store_ms)])
+        elif indexed(entry.sys_flag):
             batch.add(entry.topic, entry.properties, base + at, entry.store_ms)
         at += entry.size
     return base + at
@@ -242,7 +254,7 @@ def has_key(entry: memoryview, topic: bytes, key: bytes) -> bool:
     if records.property_value(summary.properties, b"UNIQ_KEY") == key:
         return True
     keys = records.property_value(summary.properties, b"KEYS") or b""
-    if key in keys.split(b" "):
+    if key in keys.split(b" ") or kafka_keys.has_key(entry, summary.sys_flag, key):
         return True
     tag = records.property_value(summary.properties, b"TAGS")
     return tag is not None and key == b"T#" + tag

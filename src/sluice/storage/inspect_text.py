@@ -30,7 +30,7 @@ _FLAG_NAMES: Final = (
     (records.SYS_STORE_V6, "store host IPv6"),
     (records.SYS_NEED_UNWRAP, "need unwrap"),
     (records.SYS_INNER_BATCH, "inner batch"),
-    (kafka_entries.SYS_KAFKA, "Kafka batch"),
+    (kafka_entries.SYS_KAFKA, "Kafka"),
 )
 _TX_NAMES: Final = {0: "", 4: "prepared", 8: "committed", 12: "rolled back"}
 _CODEC_NAMES: Final = {0: "zlib", 0x100: "LZ4", 0x200: "Zstandard", 0x300: "zlib"}

@@ -487,11 +487,9 @@ class _Gatherer:
         # What somebody else wrote into the files is what the next start takes over.
         for name, table in self._foreign.items():
             tables[name] = table
-        topics = tables.get(states.TOPIC_TABLE, {})
         for (topic_bytes, queue_id), (first, stop, entry_count) in self._queues.items():
             topic = topic_bytes.decode("utf-8", "replace")
-            attributes = (topics.get(topic) or {}).get("attributes") or {}
-            kind = "batch" if attributes.get("queue.type") == "BatchCQ" else "simple"
+            kind = "batch" if self._tables.counts_batches(topic) else "simple"
             self.found.queues.append(QueueInfo(topic, queue_id, kind, first, stop, entry_count))
         known = {(queue.topic, queue.queue_id): queue for queue in self.found.queues}
         for key, end in tables.get(states.QUEUE_END_TABLE, {}).items():

@@ -29,18 +29,37 @@ def query_key(
     """Entries with a key (or unique key) that were stored in a span of time, newest first."""
     topic_bytes, key_bytes = topic.encode(), key.encode()
 
-    def found(positions: list[int] | None, error: BaseException | None) -> None:
-        if positions is None:
-            done(None, error)
-            return
-        # Entries of a topic that was deleted are not those of a new one of its name.
-        floor = store.table(DELETED_TABLE).get(topic, 0)
-        places = [position for position in positions if position >= floor]
-        store.call(lambda: entries_with_key(places, store.entry_at, topic_bytes, key_bytes), done)
+    # What compaction has kept of the topic is in the index under names of the broker's own.
+    kept = [name for name, real in store.reader.real_topics.items() if real == topic_bytes]
+    places: list[int] = []
+
+    def look(names: list[bytes]) -> None:
+        def found(positions: list[int] | None, error: BaseException | None) -> None:
+            if positions is None:
+                done(None, error)
+                return
+            # Entries of a topic that was deleted are not those of a new one of its name.
+            floor = store.table(DELETED_TABLE).get(names[0].decode(), 0)
+            places.extend(position for position in positions if position >= floor)
+            if len(names) > 1:
+                look(names[1:])
+                return
+            newest = sorted(places, reverse=True) if kept else places
+            store.call(lambda: _once(newest), done)
+
+        counted = store.cold_reads.counted(found)
+        store.indexing.query(names[0], key_bytes, *span_ms, count_max, counted)
+
+    def _once(newest: list[int]) -> list[memoryview]:
+        entries = entries_with_key(newest, store.entry_at, topic_bytes, key_bytes)
+        if not kept:
+            return entries
+        # An entry and its copy are one message: queue and offset are the same.
+        once = {bytes(entry[12:16]) + bytes(entry[20:28]): entry for entry in reversed(entries)}
+        return list(reversed(once.values()))[:count_max]
 
     refusal = store.cold_reads.refusal
     if refusal is not None:
         done(None, refusal)
         return
-    counted = store.cold_reads.counted(found)
-    store.indexing.query(topic_bytes, key_bytes, *span_ms, count_max, counted)
+    look([topic_bytes, *kept])

@@ -16,6 +16,7 @@ from typing import Any, Final
 from sluice.config import StoreConfig
 from sluice.errors import DiskFull, MessageIllegal, StoreCorrupt, StoreError, StoreInUse
 from sluice.protocol import records
+from sluice.storage import compacted
 from sluice.storage import recovery as recoveries
 from sluice.storage import snapshot as marks
 from sluice.storage import state as states
@@ -124,6 +125,7 @@ def _open_locked(
     _restore_ends(store)
     _correct_firsts(store, snapshot)
     indexing, indexed_to = _open_index(store, snapshot, opened, clean=clean)
+    indexing.kafka_keys_too = store.config.kafka_key_index
     changed = found.entry_count > 0 or rebuilt or bool(found.cut_files)
     if not clean:
         log.sync_names()
@@ -139,6 +141,7 @@ def _open_locked(
     mark.write(found.end)
     recovery = Recovery(start, found.end, found.entry_count, rebuilt, found.cut_files)
     store.begin(lock, mark, indexing, recovery, max(found.last_ms, store.last_ms))
+    compacted.attach_all(store)
     indexing.start(indexed_to)
     _import_foreign(store, found_config)
     store.mark_dirty([queue for queue in store.queues.values() if queue.count > queue.written])

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -73,6 +74,16 @@ class QueueWrite(NamedTuple):
     end_offset: int
     parts: list[FilePart]
     sums: dict[int, int]
+
+
+@dataclass(slots=True)
+class Older:
+    """What compaction has kept of the beginning of a queue; see `compacted`."""
+
+    queue: QueueIndex  # where it is, at the same offsets
+    upto: int  # offsets below this are read from there
+    clean: int  # below this, each key is there once
+    start: int  # the lowest offset that can be read
 
 
 class QueueFiles:
@@ -124,6 +135,7 @@ class QueueIndex:
         "first",
         "key",
         "next_offset",
+        "older",
         "sums",
         "tail",
         "tail_first",
@@ -154,6 +166,7 @@ class QueueIndex:
             int, tuple[int, int]
         ] = {}  # ... -> used units and checksum at the start
         self.dirty = False
+        self.older: Older | None = None
 
     # ------------------------------------------------------------------------------ starting points
 
@@ -471,7 +484,7 @@ class BatchQueueIndex(QueueIndex):
 
     @property
     def start_offset(self) -> int:
-        return self._start_offset
+        return self._start_offset if self.older is None else self.older.start
 
     def iterate(self, raw: bytes | bytearray, start: int) -> list[Unit]:
         return [
@@ -493,6 +506,8 @@ class BatchQueueIndex(QueueIndex):
     def begin_at(self, unit: int, offset: int) -> None:
         super().begin_at(unit, offset)
         self._start_offset = max(self._start_offset, offset)
+        if self.older is not None:
+            self.older.start = max(self.older.start, offset)
 
     def drop_before(self, first: int, offset: int) -> list[str]:
         self._start_offset = max(self._start_offset, offset)

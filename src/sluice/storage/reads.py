@@ -26,11 +26,13 @@ from sluice.errors import RecordDamaged
 from sluice.model import PropertyFilter
 from sluice.protocol import records
 from sluice.storage.commit_log import CommitLog
+from sluice.storage.compacted import under_topic
 from sluice.storage.property_scan import UNIT_BYTES, Places, Table, gather
 from sluice.storage.queue_index import (
     FILLER_SIZE,
     SIMPLE_UNIT,
     ColdRead,
+    Older,
     QueueFiles,
     QueueIndex,
     Unit,
@@ -103,6 +105,7 @@ class Reader:
         self._trusted_from = trusted_from
         self._opened_at = log.written
         self.hot_bytes = hot_bytes
+        self.real_topics: dict[bytes, bytes] = {}  # of what compaction has kept: where it belongs
 
     # ----------------------------------------------------------------------------------- visibility
 
@@ -127,7 +130,7 @@ class Reader:
         if units == queue.count:
             return queue.end_offset
         if units <= queue.first:
-            return queue.start_offset
+            return queue.start_offset if queue.older is None else queue.older.upto
         raw = queue.units(units - 1, units, self._store, wait=False)
         _, _, _, offset, count = queue.iterate(raw, units - 1)[0]
         return offset + count
@@ -148,6 +151,18 @@ class Reader:
         low, high = queue.start_offset, self.max_offset(queue, confirmed)
         if not low <= offset < high:
             return outside(offset, low, high)
+        older = queue.older
+        if older is not None and offset < older.upto:
+            at = max(offset, older.queue.start_offset)
+            if at < older.queue.end_offset:
+                kept = older.queue
+                found = self.read(
+                    kept, at, confirmed, count_max=count_max, bytes_max=bytes_max, accept=accept
+                )
+                return shown_as(found, older, queue.topic_bytes, low, high)
+            offset = older.upto
+            if offset >= high:
+                return ReadResult(ReadStatus.NO_MATCHED_MESSAGE, high, low, high)
         start = queue.seek(offset, self._store, wait=False)
         visible = self.visible_units(queue, confirmed)
         if isinstance(accept, PropertyFilter):
@@ -447,11 +462,13 @@ class Reader:
         if 0 < size <= len(view) - at:
             self.require_memory([(position, position + size)])
         try:
-            records.summarize(view, at, position)
+            topic = records.summarize(view, at, position).topic
         except records.BadRecord as error:
             path, at = log.path_of(position)
             raise RecordDamaged(path, at, str(error)) from error
-        return view[at : at + size]
+        found = view[at : at + size]
+        real = self.real_topics.get(topic)
+        return found if real is None else memoryview(under_topic(found, real))
 
     # ----------------------------------------------------------------------------------------- time
 
@@ -486,6 +503,8 @@ class Reader:
         before.
         """
         first, stop = queue.first, self.visible_units(queue, confirmed)
+        if queue.older is not None:
+            first = queue.seek(queue.older.upto, self._store, wait=False)
 
         def unit_ms(index: int) -> int:
             while index < stop:
@@ -511,12 +530,24 @@ class Reader:
                 low = middle + 1
             else:
                 high = middle
+        if queue.older is not None and low == first:
+            return queue.start_offset  # when the entries before it were stored nobody knows
         if not upper:
             return offset_of(low) if low < stop else self.max_offset(queue, confirmed)
         return offset_of(low - 1) if low > first else offset_of(first)
 
 
 _PLACE: Final = Struct(">qi")
+
+
+def shown_as(found: ReadResult, older: Older, topic: bytes, low: int, high: int) -> ReadResult:
+    """What was read of a queue's older part, as entries of the queue itself."""
+    next_offset = found.next_offset
+    if next_offset >= older.queue.end_offset:
+        next_offset = older.upto
+    slices = [memoryview(under_topic(view, topic)) for view in found.messages]
+    byte_count = sum(map(len, slices))
+    return ReadResult(found.status, next_offset, low, high, slices, found.count, byte_count)
 
 
 def outside(offset: int, low: int, high: int) -> ReadResult:

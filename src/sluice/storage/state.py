@@ -55,6 +55,7 @@ KAFKA_OFFSET_TABLE: Final = "kafka_offset"  # topic@partition@group -> offset, e
 KAFKA_PENDING_TABLE: Final = "kafka_pending"  # topic@partition@producer@group -> the same
 KAFKA_ID_TABLE: Final = "kafka_id"  # "topic@" -> its UUID
 KAFKA_START_TABLE: Final = "kafka_start"  # topic@partition -> offset that it begins at
+COMPACTED_TABLE: Final = "compacted"  # topic@partition -> where the rest of its beginning is
 KAFKA_PRODUCER_TABLE: Final = "kafka_producer"  # topic@partition -> what producers sent last
 KAFKA_TRANSACTION_TABLE: Final = "kafka_transaction"  # transactional id -> its state
 
@@ -62,8 +63,11 @@ KAFKA_TRANSACTION_TABLE: Final = "kafka_transaction"  # transactional id -> its 
 _TOPIC_TABLES: Final = (
     *(OFFSET_TABLE, QUEUE_END_TABLE, MEMORY_TABLE, DEDUP_TABLE),
     *(KAFKA_OFFSET_TABLE, KAFKA_PENDING_TABLE, KAFKA_ID_TABLE, KAFKA_PRODUCER_TABLE),
-    KAFKA_START_TABLE,
+    *(KAFKA_START_TABLE, COMPACTED_TABLE),
 )
+
+# Topics of the broker's own that hold what compaction has kept of partitions.
+COMPACTED_PREFIX: Final = "rmq_sys_compacted_"
 
 _FILE_BYTES_MAX: Final = 1 << 30
 _MARK: Final = "sluice"
@@ -195,6 +199,8 @@ class StateTables:
 
     def counts_batches(self, topic: str) -> bool:
         """Whether an entry of this topic may count many offsets."""
+        if topic.startswith(COMPACTED_PREFIX):
+            return True
         return _counts_batches(self.newest(TOPIC_TABLE, topic))
 
     def topics_of_new_kind(self, changes: Iterable[Change]) -> list[str]:

@@ -41,12 +41,13 @@ class WholeBatch(NamedTuple):
     code: int  # the tags code of its unit
     born_ms: int
     born_host: bytes
+    keys: bytes = b""  # of its records, with blanks between them, for the key index
 
 
 def stage_whole(store: Store, batch: WholeBatch, done: Confirmed | None = None) -> Placed:
     """Give a batch its place. `done` is called exactly once: None = confirmed, or the error."""
     store.require_writable()
-    topic_name, queue_id, front, rest, count, code, born_ms, born_host = batch
+    topic_name, queue_id, front, rest, count, code, born_ms, born_host, keys = batch
     queue = store.queues.get((topic_name, queue_id)) or store.queue(topic_name, queue_id)
     if queue.kind != BatchQueueIndex.kind:
         raise MessageIllegal(f"topic {topic_name} takes single messages only")
@@ -80,7 +81,8 @@ def stage_whole(store: Store, batch: WholeBatch, done: Confirmed | None = None) 
     log.stage(tail)
     unit = queue.pack(position, size, code, store_ms, offset, count)
     queue.next_offset = offset + count
-    store.staged.append((queue, unit, count, (), position + size, done, False))
+    found = ((topic, (b"", keys, b""), position, store_ms),) if keys else ()
+    store.staged.append((queue, unit, count, found, position + size, done, False))
     return Placed(position, size, offset, store_ms)
 
 
