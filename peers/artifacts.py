@@ -19,6 +19,21 @@ class Artifact:
     group: str
     name: str
     version: str
+    is_alone: bool = False  # without what it depends on
+
+    def pom(self) -> str:
+        """What a pom says of it."""
+        rest = ""
+        if self.is_alone:
+            every = "<groupId>*</groupId><artifactId>*</artifactId>"
+            rest = f"<exclusions><exclusion>{every}</exclusion></exclusions>"
+        return (
+            "    <dependency>"
+            f"<groupId>{escape(self.group)}</groupId>"
+            f"<artifactId>{escape(self.name)}</artifactId>"
+            f"<version>{escape(self.version)}</version>"
+            f"{rest}</dependency>"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +45,7 @@ class ArtifactSet:
 
     def pom(self) -> str:
         """The pom that makes Maven resolve this set."""
-        dependencies = "\n".join(
-            "    <dependency>"
-            f"<groupId>{escape(artifact.group)}</groupId>"
-            f"<artifactId>{escape(artifact.name)}</artifactId>"
-            f"<version>{escape(artifact.version)}</version>"
-            "</dependency>"
-            for artifact in self.artifacts
-        )
+        dependencies = "\n".join(artifact.pom() for artifact in self.artifacts)
         return (
             "<project>\n"
             "  <modelVersion>4.0.0</modelVersion>\n"
@@ -73,9 +81,38 @@ KAFKA = ArtifactSet(
         Artifact("org.slf4j", "slf4j-simple", "1.7.36"),
     ),
 )
+# The older of the two clients that most applications have; Spark embeds it.
+KAFKA_CLIENT_3 = ArtifactSet(
+    "kafka-clients-3.9.1",
+    (
+        Artifact("org.apache.kafka", "kafka-clients", "3.9.1"),
+        Artifact("org.slf4j", "slf4j-simple", "1.7.36"),
+    ),
+)
 # 3.9.3 loses data (ZOOKEEPER-4925); never pick it.
 ZOOKEEPER = ArtifactSet(
     "zookeeper-3.9.6", (Artifact("org.apache.zookeeper", "zookeeper", "3.9.6"),)
 )
 
-ARTIFACT_SETS = {row.name: row for row in (ROCKETMQ, ROCKETMQ_CLIENT_4, KAFKA, ZOOKEEPER)}
+# Spark's own Kafka source, for the PySpark that requirements/spark.txt pins. Of one of its parts no
+# release of the same version was published, so what is needed is named, and Spark has the rest.
+SPARK_KAFKA = ArtifactSet(
+    "spark-kafka-4.2.0",
+    (
+        Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0", is_alone=True),
+        Artifact(
+            "org.apache.spark",
+            "spark-token-provider-kafka-0-10_2.13",
+            "4.1.0-preview1",
+            is_alone=True,
+        ),
+        Artifact("org.apache.kafka", "kafka-clients", "3.9.2", is_alone=True),
+        Artifact("org.apache.commons", "commons-pool2", "2.13.1", is_alone=True),
+    ),
+)
+# For tests of tables, on the PySpark that requirements/spark.txt pins.
+DELTA = ArtifactSet("delta-spark-4.4.0", (Artifact("io.delta", "delta-spark_4.2_2.13", "4.4.0"),))
+
+ARTIFACT_SETS = {
+    row.name: row for row in (ROCKETMQ, ROCKETMQ_CLIENT_4, KAFKA, KAFKA_CLIENT_3, ZOOKEEPER)
+}

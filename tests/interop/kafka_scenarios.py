@@ -44,13 +44,15 @@ def wait(what: str, condition: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline, f"waited in vain for {what}"
 
 
-def make_topic(address: str, name: str) -> None:
+def make_topic(
+    address: str, name: str, *, partitions: int = PARTITIONS, records: int = RECORDS
+) -> None:
     admin = admin_of_librdkafka.AdminClient({"bootstrap.servers": address})
-    for future in admin.create_topics([admin_of_librdkafka.NewTopic(name, PARTITIONS, 1)]).values():
+    for future in admin.create_topics([admin_of_librdkafka.NewTopic(name, partitions, 1)]).values():
         future.result(LIMIT_S)
     producer = Producer({"bootstrap.servers": address, "enable.idempotence": True})
-    for number in range(RECORDS):
-        producer.produce(name, b"r%d" % number, partition=number % PARTITIONS)
+    for number in range(records):
+        producer.produce(name, b"r%d" % number, partition=number % partitions)
     assert producer.flush(LIMIT_S) == 0
 
 

@@ -23,6 +23,7 @@ from tests.unit.broker.kafka_door_kit import KafkaClient, batch, fetched
 
 pytestmark = pytest.mark.soak
 SILENCE_S = 20
+READY_S = 60
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, CREATE, DELETE = 0, 1, 2, 3, 19, 20
 
 
@@ -172,6 +173,94 @@ async def read_all(address: str) -> dict[str, Any]:
 
 def test_fetch_and_offsets(addresses: list[str]) -> None:
     theirs, ours = [asyncio.run(read_all(address)) for address in addresses]
+    assert differences(ours, theirs) == {}
+
+
+class Session:
+    """A fetch session, and what its answers hold: code, whether it goes on, and partitions."""
+
+    def __init__(self, client: KafkaClient) -> None:
+        self._client = client
+        self.id = 0
+        self.epoch = 0
+
+    async def ask(
+        self,
+        places: dict[str, dict[int, int]],
+        forgotten: dict[str, list[int]] | None = None,
+        *,
+        version: int = 12,
+        **changes: Any,
+    ) -> tuple[int, bool, list[tuple[str, int, int, int]]]:
+        wanted = fetched(places, session=(self.id, self.epoch), **changes)
+        wanted["forgotten_topics_data"] = [
+            {"topic": topic, "partitions": partitions}
+            for topic, partitions in (forgotten or {}).items()
+        ]
+        answer = await self._client.ask(FETCH, version, wanted)
+        if self.epoch == 0:
+            self.id = answer.session_id
+        self.epoch += 1
+        found = [
+            (topic.topic, part.partition_index, int(part.error_code), len(part.records or b""))
+            for topic in answer.responses
+            for part in topic.partitions
+        ]
+        return int(answer.error_code), answer.session_id == self.id != 0, found
+
+
+async def store(client: KafkaClient, topic: str, partition: int) -> None:
+    """A partition that has just been made may not have its leader yet."""
+    async with asyncio.timeout(READY_S):
+        code = -1
+        while code:
+            part = await client.produce(topic, batch(b"a" * 100), partition=partition)
+            code = part.error_code
+
+
+async def use_sessions(address: str) -> dict[str, Any]:
+    client = await connect(address)
+    await client.create("kept", 3)
+    for partition in range(3):
+        await store(client, "kept", partition)
+    result: dict[str, Any] = {}
+    session = Session(client)
+    result["first"] = await session.ask({"kept": {0: 0, 1: 1, 2: 0}})
+    result["nothing new"] = await session.ask({"kept": {0: 1, 2: 1}})
+    await client.produce("kept", batch(b"b" * 50), partition=1)
+    await client.produce("kept", batch(b"b" * 70), partition=0)
+    result["two are new"] = await session.ask({})
+    result["again, the other way round"] = await session.ask({})
+    result["one is forgotten"] = await session.ask({"kept": {0: 2, 1: 2}}, {"kept": [2]})
+    result["it comes back"] = await session.ask({"kept": {2: 1}})
+    result["out of range"] = await session.ask({"kept": {2: 99}})
+    result["still out of range"] = await session.ask({})
+    result["no more"] = await session.ask({"kept": {2: 1}})
+    result["a topic that is not there"] = await session.ask({"missing": {0: 0}})
+    result["it is not there yet"] = await session.ask({})
+    result["named and forgotten"] = await session.ask({"kept": {0: 0}}, {"kept": [0]})
+    session.epoch += 1
+    result["an epoch too far"] = await session.ask({})
+    session.epoch -= 2
+    result["the right one"] = await session.ask({})
+    everything = {"kept": [1, 2], "missing": [0]}
+    result["all are forgotten"] = await session.ask({}, everything)
+    result["it has ended"] = await session.ask({})
+    empty = Session(client)
+    result["of nothing"] = await empty.ask({})
+    result["something at last"] = await empty.ask({"kept": {0: 0}})
+    last = Session(client)
+    await last.ask({"kept": {0: 0}})
+    last.epoch = -1
+    result["closed"] = await last.ask({"kept": {1: 0}})
+    last.epoch = 1
+    result["after it was closed"] = await last.ask({})
+    await client.close()
+    return result
+
+
+def test_fetch_sessions(addresses: list[str]) -> None:
+    theirs, ours = [asyncio.run(use_sessions(address)) for address in addresses]
     assert differences(ours, theirs) == {}
 
 

@@ -1,5 +1,5 @@
-"""Kafka's clients in groups and in transactions: against Sluice, killed and started again, and
-beside a real Kafka broker.
+"""Kafka's Python clients in groups and in transactions: against Sluice, killed and started again,
+and beside a real Kafka broker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
-from peers import ARTIFACT_SETS, JavaPrograms, PeerUnavailable, fetch
+from peers import PeerUnavailable
 from peers.kafka import Kafka
 from peers.process import free_ports
 from tests.interop.kafka_codes import CODES, Codes, Wire
@@ -34,30 +34,6 @@ from tests.interop.kafka_scenarios import (
     wait,
 )
 from tests.interop.sluice_process import SluiceProcess
-
-JAVA_PROGRAMS = Path(__file__).with_name("kafka_java")
-JAVA_LIMIT_S = 400.0
-# What the Java program tells; a Kafka 4.3.0 broker makes it tell the same.
-JAVA_OUTCOME = {
-    "made": 40,
-    "cooperative overlap": False,
-    "cooperative read": 40,
-    "cooperative committed": 40,
-    "cooperative read again": 0,
-    "static same partitions": True,
-    "static same generation": True,
-    "offset of the transaction": 7,
-    "text of the transaction": "with t4",
-    "read committed": "t1 t2 t4",
-    "read uncommitted": "t1 t2 t3-gone t4",
-    "while one is open": "t1 t2 t4",
-    "shut out": "InvalidProducerEpochException",
-    "in the end": "t1 t2 t4 t7",
-    "state of a group that was left": "Empty",
-    "offsets of it": 4,
-    "is it still listed": False,
-    "state of the transactional id": "CompleteCommit",
-}
 
 
 class KafkaSluice(SluiceProcess):
@@ -93,19 +69,6 @@ def address(sluice: KafkaSluice) -> str:
 def test_clients_of_python(name: str, address: str) -> None:
     run, expected = SCENARIOS[name]
     assert run(address, "s") == expected
-
-
-def java_outcome(address: str, word: str, home: Path) -> dict[str, Any]:
-    try:
-        programs = JavaPrograms(JAVA_PROGRAMS, fetch(ARTIFACT_SETS["kafka-4.3.0"]), home=home)
-    except PeerUnavailable as error:
-        pytest.skip(error.reason)
-    events = programs.run("Groups", address, word, timeout_s=JAVA_LIMIT_S)
-    return {event["event"]: event["value"] for event in events}
-
-
-def test_clients_of_java(address: str, tmp_path: Path) -> None:
-    assert java_outcome(address, "s", tmp_path / "java") == JAVA_OUTCOME
 
 
 def noted(address: str, word: str) -> dict[str, Any]:
@@ -202,7 +165,6 @@ def test_a_kafka_broker_makes_clients_tell_the_same(tmp_path: Path) -> None:
     with broker:
         for name, (run, expected) in SCENARIOS.items():
             assert run(broker.address, "k") == expected, name
-        assert java_outcome(broker.address, "k", tmp_path / "java") == JAVA_OUTCOME
         assert noted(broker.address, "k") == CODES
 
 

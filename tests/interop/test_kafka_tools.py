@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,14 +28,15 @@ class Tools:
         self._jars = jars
         self.address = address
 
-    def run(self, program: str, *words: str) -> str:
-        name = program if "." in program else f"org.apache.kafka.tools.{program}"
+    def run(self, program: str, *words: str, given: str = "") -> str:
+        name = program if program.startswith("kafka.") else f"org.apache.kafka.tools.{program}"
         done = subprocess.run(
             [
                 *(java_command(), "-Xmx256m", "-XX:TieredStopAtLevel=1"),
                 "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
                 *("-cp", self._jars.class_path, name, *words),
             ],
+            input=given,
             capture_output=True,
             text=True,
             timeout=TOOL_TIMEOUT_S,
@@ -43,8 +45,16 @@ class Tools:
         assert done.returncode == 0, f"{done.stdout[-1000:]} {done.stderr[-1000:]}"
         return done.stdout
 
+    def asked(self, program: str, *words: str, given: str = "") -> str:
+        return self.run(program, "--bootstrap-server", self.address, *words, given=given)
+
     def topic(self, *words: str) -> str:
-        return self.run("TopicCommand", "--bootstrap-server", self.address, *words)
+        return self.asked("TopicCommand", *words)
+
+    def group(self, *words: str) -> list[list[str]]:
+        """The words of each line that tells of groups."""
+        said = self.asked("consumer.group.ConsumerGroupCommand", *words)
+        return [line.split() for line in said.splitlines() if line.strip()]
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +125,88 @@ def test_the_programs_of_administrators(tools: Tools) -> None:
     assert "Avg latency" in latency
     tools.topic("--delete", "--topic", "managed")
     assert "managed" not in tools.topic("--list").split()
+
+
+def _pairs(option: str, *pairs: str) -> list[str]:
+    return [word for pair in pairs for word in (option, pair)]
+
+
+def test_the_programs_of_the_console(tools: Tools, tmp_path: Path) -> None:
+    topic = f"typed.{tmp_path.name}"  # another one when it is tried again
+    tools.topic("--create", "--topic", topic, "--partitions", "1")
+    reading = _pairs("--reader-property", "parse.key=true", "key.separator=:")
+    tools.asked("ConsoleProducer", "--topic", topic, *reading, given="a:1\nb:2\n")
+    headers = _pairs("--reader-property", "parse.headers=true")
+    tools.asked(
+        *("ConsoleProducer", "--topic", topic, *reading, *headers),
+        *("--compression-codec", "zstd", "--sync"),
+        given="h1:x,h2:y\tc:3\n",
+    )
+    said = tools.asked(
+        *("consumer.ConsoleConsumer", "--topic", topic, "--from-beginning"),
+        *("--max-messages", "3", "--group", "typists"),
+        *_pairs(
+            *("--formatter-property", "print.key=true", "print.headers=true", "print.offset=true"),
+        ),
+    )
+    assert said.splitlines() == [
+        "Offset:0\tNO_HEADERS\ta\t1",
+        "Offset:1\tNO_HEADERS\tb\t2",
+        "Offset:2\th1:x,h2:y\tc\t3",
+    ]
+
+
+def test_the_program_of_consumer_groups(tools: Tools, tmp_path: Path) -> None:
+    topic, group = f"grouped.{tmp_path.name}", ("--group", "readers")
+    tools.topic("--create", "--topic", topic, "--partitions", "1")
+    tools.asked("ConsoleProducer", "--topic", topic, given="1\n2\n3\n")
+    tools.asked(
+        *("consumer.ConsoleConsumer", "--topic", topic, "--from-beginning"),
+        *("--max-messages", "3", *group),
+    )
+
+    def places() -> list[str]:
+        """Topic, partition, offset, end, lag."""
+        return tools.group("--describe", *group)[-1][1:6]
+
+    assert ["readers", "Empty"] in tools.group("--list", "--state")
+    assert ["readers", "Classic"] in tools.group("--list", "--type")
+    assert places() == [topic, "0", "3", "3", "0"]
+    state = tools.group("--describe", *group, "--state")[-1]
+    assert (state[0], state[-2:]) == ("readers", ["Empty", "0"])
+    reset = ("--reset-offsets", "--topic", topic, "--execute")
+    assert tools.group(*group, *reset, "--to-earliest")[-1] == ["readers", topic, "0", "0"]
+    assert tools.group(*group, *reset, "--shift-by", "2")[-1] == ["readers", topic, "0", "2"]
+    assert places() == [topic, "0", "2", "3", "1"]
+    deleted = tools.group(*group, "--delete-offsets", "--topic", topic)
+    assert deleted[-1] == [topic, "0", "Successful"]
+    tools.group(*group, "--delete")
+    assert ["readers"] not in tools.group("--list")
+
+
+def test_programs_of_administrators_for_records_and_transactions(
+    tools: Tools, tmp_path: Path
+) -> None:
+    topic = f"cut.{tmp_path.name}"
+    config = ("--topic", topic, "--partitions", "1", "--config", "segment.bytes=2000000")
+    tools.topic("--create", *config)
+    tools.asked("ConsoleProducer", "--topic", topic, given="1\n2\n3\n")
+    cut = {"version": 1, "partitions": [{"topic": topic, "partition": 0, "offset": 2}]}
+    (tmp_path / "cut.json").write_text(json.dumps(cut))
+    said = tools.asked("DeleteRecordsCommand", "--offset-json-file", str(tmp_path / "cut.json"))
+    assert "low_watermark: 2" in said
+    for when, expected in (("earliest", 2), ("latest", 3), ("earliest-local", 2)):
+        found = tools.asked("GetOffsetShell", "--topic", topic, "--time", when)
+        assert found.split() == [f"{topic}:0:{expected}"], when
+    described = tools.asked(
+        *("kafka.admin.ConfigCommand", "--entity-type", "topics", "--entity-name", topic),
+        "--describe",
+    )
+    assert "{DYNAMIC_TOPIC_CONFIG:segment.bytes=2000000, DEFAULT_CONFIG:log.segment.bytes=" in (
+        described
+    )
+    assert tools.asked("TransactionsCommand", "find-hanging", "--broker-id", "1").count("\n") == 1
+    assert f'"partition":"{topic}-0"' in tools.asked(
+        "LogDirsCommand", "--describe", "--topic-list", topic
+    )
+    assert "Fetch(1): 4 to 18" in tools.asked("BrokerApiVersionsCommand")
