@@ -7,17 +7,44 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from peers import ARTIFACT_SETS, PeerUnavailable, RocketMQ, fetch
+from peers.artifacts import DELTA, SPARK_KAFKA
 from peers.java import java_command
 from tests.interop.sluice_process import SluiceProcess
 from tests.spark.kit import Server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def delta_settings() -> dict[str, str]:
+    """What a session needs for Delta tables; empty where the jars cannot be had."""
+    try:
+        directory = fetch(DELTA).directory
+    except PeerUnavailable:
+        return {}
+    # The others in there are Spark's own.
+    jars = [str(jar) for part in ("delta-*", "unitycatalog-*") for jar in directory.glob(part)]
+    return {
+        "spark.jars": ",".join(jars),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "2",
+    }
+
+
+def with_kafka(settings: dict[str, str]) -> dict[str, Any]:
+    """The same and Spark's own Kafka source, where its jars can be had."""
+    try:
+        jars = [str(jar) for jar in fetch(SPARK_KAFKA).directory.glob("*.jar")]
+    except PeerUnavailable:
+        return settings
+    given = [settings["spark.jars"]] if "spark.jars" in settings else []
+    return {**settings, "spark.jars": ",".join([*given, *jars])}
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +71,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.warehouse.dir", str(local / "warehouse"))
         .config("spark.local.dir", str(local / "local"))
+        .config(map=with_kafka(delta_settings()))
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

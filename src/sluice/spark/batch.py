@@ -134,9 +134,11 @@ class BatchReader(DataSourceReader):
         start = max(part.start, pruning.offset_low)
         stop = min(part.stop, pruning.offset_stop)
         if start < stop and pruning.begin_ms is not None:
-            start = max(start, cluster.offset_at(part.queue, pruning.begin_ms))
+            start = max(start, cluster.offset_at(part.queue, pruning.begin_ms)[0])
         if start < stop and pruning.end_ms is not None:
-            stop = min(stop, cluster.offset_at(part.queue, pruning.end_ms + 1))
+            end, is_ordered = cluster.offset_at(part.queue, pruning.end_ms + 1)
+            if is_ordered:
+                stop = min(stop, end)
         return Range(part.queue, start, max(start, stop))
 
     def _filters(self) -> Filters:

@@ -48,6 +48,7 @@ T = TypeVar("T")
 READER_GROUP: Final = "SLUICE_SPARK"
 SENDER_GROUP: Final = "SLUICE_SPARK"
 _AUTO_CREATE_TOPIC: Final = "TBW102"
+_DOT: Final = "%2E"
 _PULL_COUNT: Final = 32
 _FLAG_SUBSCRIPTION: Final = 4
 _FIRST_WAIT_SECONDS: Final = 0.05
@@ -98,6 +99,7 @@ class Chunk(NamedTuple):
     data: Buffer
     sizes: npt.NDArray[np.int64]
     next_offset: int
+    topic_id: str = ""  # of topics that may hold batches of Kafka's producers
 
 
 class Gone(OffsetGone):
@@ -180,7 +182,7 @@ class Cluster:
     def _route(self, topic: str) -> Route:
         route = self._routes.get(topic)
         if route is None:
-            ext = {"topic": topic, "acceptStandardJsonOnly": "true"}
+            ext = {"topic": _stored(topic), "acceptStandardJsonOnly": "true"}
             answer = self._ask_nameserver(Request.GET_ROUTEINFO_BY_TOPIC, ext)
             if answer.code == Response.TOPIC_NOT_EXIST:
                 raise TopicMissing(f"topic {topic} is not known to the nameservers")
@@ -209,7 +211,7 @@ class Cluster:
         _require(answer, "the list of topics")
         names = orjson.loads(bytes(answer.body)).get("topicList") or []
         return sorted(
-            name
+            name.replace(_DOT, ".")
             for name in names
             if isinstance(name, str)
             and not name.startswith(_OWN_PREFIXES)
@@ -257,27 +259,33 @@ class Cluster:
             answer = self._patiently(topic, partial(self._stats, broker, topic))
             for name, span in read_topic_stats(answer.body).items():
                 queue = Queue(topic, broker, name.queue_id)
-                found[queue] = Span(span.min_offset, max(span.min_offset, span.max_offset))
+                high = span.max_offset if span.stable_offset is None else span.stable_offset
+                found[queue] = Span(span.min_offset, max(span.min_offset, high))
         return {queue: found.get(queue, Span(0, 0)) for queue in queues}
 
     def _stats(self, broker: str, topic: str) -> RemotingCommand:
-        answer = self._ask(broker, topic, Request.GET_TOPIC_STATS_INFO, {"topic": topic})
+        answer = self._ask(broker, topic, Request.GET_TOPIC_STATS_INFO, {"topic": _stored(topic)})
         if answer.code == Response.TOPIC_NOT_EXIST:
             raise TopicMissing(f"topic {topic} is gone from broker {broker}")
         _require(answer, f"the offsets of {topic} on broker {broker}")
         return answer
 
-    def offset_at(self, queue: Queue, when_ms: int) -> int:
-        """The offset of the first message stored at or after a time; the end where there is
-        none.
+    def offset_at(self, queue: Queue, when_ms: int) -> tuple[int, bool]:
+        """The offset of the first message whose time is this or later, the end where there is
+        none; and whether all that follow are not older either.
         """
-        ext = {**_place(queue), "timestamp": str(when_ms), "boundaryType": "LOWER"}
+        ext = {**_place(queue), "timestamp": str(when_ms)}
 
         def ask() -> RemotingCommand:
-            answer = self._ask(queue.broker, queue.topic, Request.SEARCH_OFFSET_BY_TIMESTAMP, ext)
+            answer = self._ask(queue.broker, queue.topic, Request.SLUICE_OFFSET_AT, ext)
+            if answer.code == Response.REQUEST_CODE_NOT_SUPPORTED:
+                rocketmq = {**ext, "boundaryType": "LOWER"}
+                code = Request.SEARCH_OFFSET_BY_TIMESTAMP
+                answer = self._ask(queue.broker, queue.topic, code, rocketmq)
             return _require(answer, f"the offset of {name_of(queue)} at a time")
 
-        return int(self._patiently(queue.topic, ask).ext["offset"])
+        answer = self._patiently(queue.topic, ask)
+        return int(answer.ext["offset"]), answer.ext.get("isOrdered", "true") == "true"
 
     def range_bytes(self, queue: Queue, ranges: list[tuple[int, int]]) -> list[int] | None:
         """About how many bytes ranges have; None where the broker cannot tell."""
@@ -322,7 +330,7 @@ class Cluster:
         found: dict[Queue, int] = {}
         for broker, topic in sorted({(queue.broker, queue.topic) for queue in queues}):
             answer = self.tell(broker, topic, Request.GET_ALL_CONSUMER_OFFSET, {})
-            table = read_consumer_offsets(answer.body).get(f"{topic}@{group}", {})
+            table = read_consumer_offsets(answer.body).get(f"{_stored(topic)}@{group}", {})
             for queue_id, offset in table.items():
                 found[Queue(topic, broker, queue_id)] = offset
         return {queue: found[queue] for queue in queues if queue in found}
@@ -375,7 +383,8 @@ class Cluster:
         if cut < 0:
             raise ProtocolError(f"{name_of(queue)}: {count} entries without their sizes")
         sizes = np.frombuffer(answer.body[cut:], ">i4").astype(np.int64)
-        return Chunk(answer.body[:cut], sizes, int(answer.ext["nextOffset"]))
+        topic_id = answer.ext.get("topicId", "")
+        return Chunk(answer.body[:cut], sizes, int(answer.ext["nextOffset"]), topic_id)
 
     def _pulled(
         self, queue: Queue, offset: int, stop: int, filters: Filters, bytes_max: int
@@ -437,7 +446,7 @@ class Cluster:
         """
         ext = {
             "a": SENDER_GROUP,
-            "b": queue.topic,
+            "b": _stored(queue.topic),
             "c": _AUTO_CREATE_TOPIC,
             "d": "4",
             "e": str(queue.queue_id),
@@ -509,7 +518,12 @@ def name_of(queue: Queue) -> str:
 
 
 def _place(queue: Queue) -> dict[str, str]:
-    return {"topic": queue.topic, "queueId": str(queue.queue_id)}
+    return {"topic": _stored(queue.topic), "queueId": str(queue.queue_id)}
+
+
+def _stored(topic: str) -> str:
+    """How brokers call a topic of Kafka's clients, whose name may have dots."""
+    return topic.replace(".", _DOT)
 
 
 def _require(answer: RemotingCommand, what: str) -> RemotingCommand:

@@ -29,8 +29,9 @@ COLUMNS: Final = {
 }
 DEFAULT: Final = tuple(COLUMNS)[:7]
 HEADERS: Final = "headers"
-# Kafka's LogAppendTime: `timestamp` is when the broker stored the message.
-TIMESTAMP_TYPE: Final = 1
+# Kafka's numbers for what `timestamp` is: what the producer said, or when the broker stored it.
+CREATE_TIME: Final = 0
+STORE_TIME: Final = 1
 
 
 def choose(names: str, *, with_headers: bool) -> tuple[str, ...]:

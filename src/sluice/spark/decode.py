@@ -2,13 +2,21 @@
 
 Fields of fixed places are taken out of all entries at once by numpy; bodies and properties, whose
 lengths differ, are cut out of the data as Arrow's binary arrays. Every entry's checksum is compared
-(in a loop that runs in C). Entries that are not of the usual form (compressed bodies, batches
-stored whole) are taken apart one by one: they are few, or a topic has nothing else.
+(in a loop that runs in C). Entries that are not of the usual form (compressed bodies, RocketMQ's
+batches stored whole) are taken apart one by one: they are few, or a topic has nothing else. Batches
+of Kafka's producers are rows of their own kind (`kafka_decode.py`).
+
+    columns                what a Kafka producer wrote       what a RocketMQ producer wrote
+    key, value, headers    the record's                      KEYS, the body, the user's properties
+    timestamp              the record's, or of its append    when the broker stored it
+    tag, keys, messageId   header rmq.tags, the key as text, TAGS, KEYS, UNIQ_KEY
+                           header rmq.msgid
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,12 +28,12 @@ from isal.isal_zlib import crc32
 from sluice.client.core.messages import ReceivedMessage, read_pulled
 from sluice.errors import ProtocolError
 from sluice.model import Buffer
-from sluice.protocol import records
+from sluice.protocol import kafka_entries, kafka_views, records
 from sluice.protocol.json_members import MessageQueue
-from sluice.spark.columns import TIMESTAMP_TYPE
-
-Numbers = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
+from sluice.protocol.kafka_batches import BadBatch
+from sluice.spark import kafka_decode
+from sluice.spark.columns import CREATE_TIME, STORE_TIME
+from sluice.spark.cutting import Bytes, Numbers, cut, text_column
 
 _LEAST_BYTES: Final = 91
 _MAGICS: Final = (records.MAGIC_V1, records.MAGIC_V2)
@@ -36,17 +44,8 @@ _SEPARATOR: Final = 2
 _POWERS: Final = 10 ** np.arange(10, dtype=np.int64)  # least significant digit first
 _MASK_31: Final = 0x7FFFFFFF
 _HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
-# Properties that are no headers of the user's: RocketMQ's own.
-_OWN: Final = pa.array(
-    [
-        *("TAGS", "KEYS", "UNIQ_KEY", "WAIT", "__CRC32#", "CLUSTER", "MSG_REGION", "TRACE_ON"),
-        *("MIN_OFFSET", "MAX_OFFSET", "DELAY", "REAL_TOPIC", "REAL_QID", "PGROUP", "TRAN_MSG"),
-        *("BORN_HOST", "BORN_TIMESTAMP", "INNER_NUM", "INNER_BASE", "DUP_INFO", "TTL"),
-        *("TIMER_OUT_MS", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
-        *("TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES", "ORIGIN_MESSAGE_ID"),
-    ],
-    pa.string(),
-)
+_KEY_MARK: Final = kafka_views.KEY_NAME.encode() + b"\x01"
+_TOGETHER_BYTES: Final = 4 << 20  # of small pieces that become one record batch
 
 
 class Place(NamedTuple):
@@ -71,6 +70,7 @@ class Entries:
         self._check_frame(sizes)
         self.offsets = self._field(self._starts + 20, ">i8")
         self.sys_flags = self._field(self._starts + 36, ">i4")
+        self.flags = int(np.bitwise_or.reduce(self.sys_flags))  # all that any of them has
         self._find_parts()
         self._check_sums()
 
@@ -171,7 +171,42 @@ class Entries:
     @property
     def has_odd(self) -> bool:
         """Whether an entry is not of the usual form."""
-        return bool((self.sys_flags & _ODD).any())
+        return self.flags & _ODD != 0
+
+    def part(self, start: int, stop: int) -> Entries:
+        """Some of the entries."""
+        part, which = copy(self), slice(start, stop)
+        part.count = stop - start
+        part._starts, part._ends = self._starts[which], self._ends[which]
+        part.offsets, part.sys_flags = self.offsets[which], self.sys_flags[which]
+        part.body_at, part.body_end = self.body_at[which], self.body_end[which]
+        part.properties_at = self.properties_at[which]
+        part._is_long, part._born_wide = self._is_long[which], self._born_wide[which]
+        part.flags = int(np.bitwise_or.reduce(part.sys_flags))
+        return part
+
+    def kafka_runs(self) -> Iterator[tuple[bool, Entries]]:
+        """Neighbours of one kind: batches of Kafka's, or other entries."""
+        flags = kafka_entries.KAFKA_FLAGS
+        is_kafka = (self.sys_flags & flags) == flags
+        bounds = np.flatnonzero(is_kafka[1:] != is_kafka[:-1]) + 1
+        firsts, stops = [0, *bounds.tolist()], [*bounds.tolist(), self.count]
+        for first, stop in zip(firsts, stops, strict=True):
+            yield bool(is_kafka[first]), self.part(first, stop)
+
+    def batches(self) -> Iterator[tuple[int, memoryview]]:
+        """Offsets and bodies of entries that are batches."""
+        places = (self.offsets.tolist(), self.body_at.tolist(), self.body_end.tolist())
+        for offset, at, end in zip(*places, strict=True):
+            yield offset, self._bytes.data[at:end]
+
+    def raw(self) -> memoryview:
+        """The entries themselves, which follow each other."""
+        return self._bytes.data[int(self._starts[0]) : int(self._ends[-1])]
+
+    def damaged(self, why: str) -> ProtocolError:
+        """What to say where the first of the entries cannot be read."""
+        return self._wrong(0, why)
 
     def between(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
         """Which entries lie in [start, stop)."""
@@ -188,8 +223,35 @@ class Entries:
     def born_ms(self) -> Numbers:
         return self._field(self._starts + 40, ">i8")
 
+    @property
+    def is_record(self) -> npt.NDArray[np.bool_]:
+        """Which entries show a record of a Kafka producer: they were born at its timestamp."""
+        found: npt.NDArray[np.bool_] = (self.sys_flags & kafka_entries.SYS_KAFKA) != 0
+        return found
+
+    def times_ms(self) -> Numbers:
+        """When each was stored, or the timestamp that its producer gave it as a record."""
+        if not self.flags & kafka_entries.SYS_KAFKA:
+            return self.store_ms
+        return np.where(self.is_record, self.born_ms, self.store_ms)
+
+    def time_kinds(self) -> Numbers:
+        return np.where(self.is_record, CREATE_TIME, STORE_TIME)
+
     def bodies(self) -> pa.Array:
         return cut(self.buffer, self.body_at, self.body_end)
+
+    def values(self) -> pa.Array:
+        """Bodies, null where they are empty and a property says so."""
+        found = self.bodies()
+        empty = self.body_at == self.body_end
+        if not empty.any():
+            return found
+        is_null = np.zeros(self.count, np.bool_)
+        for index in np.flatnonzero(empty).tolist():
+            data = self._bytes[self.properties_at[index] : self._ends[index]].tobytes()
+            is_null[index] = kafka_views.NULL_NAME in records.parse_properties(data)
+        return pc.if_else(pa.array(~is_null), found, pa.scalar(None, pa.binary()))
 
     def properties(self) -> pa.Array:
         return cut(self.buffer, self.properties_at, self._ends)
@@ -219,20 +281,6 @@ class Entries:
         return pa.StringArray.from_buffers(
             self.count, pa.py_buffer(offsets), pa.py_buffer(text.reshape(-1))
         )
-
-
-def cut(buffer: pa.Buffer, begins: Numbers, ends: Numbers) -> pa.Array:
-    """Stretches of a buffer, which do not overlap and go up, as one binary array."""
-    count = len(begins)
-    # All of the data as an array: a gap, a stretch, a gap, a stretch ... Then every second one.
-    offsets = np.empty(2 * count + 1, np.int32)
-    offsets[0] = 0
-    offsets[1::2] = begins
-    offsets[2::2] = ends
-    pieces = pa.BinaryArray.from_buffers(
-        pa.binary(), 2 * count, [None, pa.py_buffer(offsets), buffer]
-    )
-    return pieces.take(pa.array(np.arange(1, 2 * count, 2)))
 
 
 def property_column(properties: pa.Array, name: bytes) -> pa.Array:
@@ -265,17 +313,6 @@ def property_column(properties: pa.Array, name: bytes) -> pa.Array:
     return pc.if_else(pa.array(has & (stops > begins) | repeated), values, None)
 
 
-def _text(values: pa.Array) -> pa.Array:
-    """Bytes as text; what is no UTF-8 is replaced, as RocketMQ's clients do."""
-    try:
-        return values.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array(
-            [None if v is None else v.decode("utf-8", "replace") for v in values.to_pylist()],
-            pa.string(),
-        )
-
-
 def _headers(properties: pa.Array, kind: pa.DataType) -> pa.Array:
     """Name and value of each property of the user's."""
     items = pc.split_pattern(properties, b"\x02")
@@ -289,9 +326,14 @@ def _headers(properties: pa.Array, kind: pa.DataType) -> pa.Array:
     )
     whole = (mark > 0) & (mark + 1 < sizes)
     at = np.where(whole, begins + mark, begins)
-    names = _text(cut(data, begins, at))
+    names = text_column(cut(data, begins, at))
     values = cut(data, np.where(whole, at + 1, begins), np.where(whole, begins + sizes, begins))
-    keep = np.flatnonzero(whole & ~np.asarray(pc.is_in(names, _OWN)))
+    coded = names.dictionary_encode()
+    known = coded.dictionary.to_pylist()
+    if kafka_views.MADE_NAME in known or kafka_views.HEADERS_NAME in known:
+        return _record_headers(properties, kind)
+    own = np.array([kafka_views.is_system(name) for name in known] or [False], np.bool_)
+    keep = np.flatnonzero(whole & ~own[np.asarray(coded.indices)])
     owners = np.asarray(parents)[keep]
     counts = np.bincount(owners, minlength=len(properties))
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
@@ -300,6 +342,33 @@ def _headers(properties: pa.Array, kind: pa.DataType) -> pa.Array:
         [names.take(chosen), values.take(chosen)], fields=list(kind.value_type)
     )
     return pa.ListArray.from_arrays(pa.array(offsets), struct, type=kind)
+
+
+def _record_headers(properties: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The same where messages show records of Kafka's producers, which may have any headers."""
+    return pa.array(
+        [
+            [{"key": name, "value": value} for name, value in kafka_views.headers_of(_parsed(each))]
+            for each in properties.to_pylist()
+        ],
+        kind,
+    )
+
+
+def _parsed(properties: bytes) -> dict[str, str]:
+    return records.parse_properties(records.without_checksum(properties))
+
+
+def _keys(properties: pa.Array) -> pa.Array:
+    """Keys as bytes: KEYS, or what a Kafka producer gave that is no text."""
+    found = property_column(properties, b"KEYS")
+    if not found.null_count or properties.buffers()[2] is None:
+        return found
+    if bytes(properties.buffers()[2]).find(_KEY_MARK) < 0:
+        return found
+    return pa.array(
+        [kafka_views.key_of(_parsed(each)) for each in properties.to_pylist()], pa.binary()
+    )
 
 
 def _stamps(millis: Numbers, kind: pa.DataType) -> pa.Array:
@@ -316,13 +385,32 @@ class Decoder:
         self._tags = [tag.strip().encode() for tag in tags.split("||") if tag.strip()]
         self._keys = {key.encode() for key in keys}
 
-    def batch(self, data: Buffer, sizes: Numbers, start: int, stop: int) -> pa.RecordBatch:
+    def batches(
+        self, data: Buffer, sizes: Numbers, start: int, stop: int, topic_id: str = ""
+    ) -> Iterator[pa.RecordBatch]:
         """The messages of [start, stop) among stored entries; raises ProtocolError where one is
-        damaged.
+        damaged. `topic_id`: what the ids of records begin with that have none of their own.
         """
         entries = Entries(data, sizes, self._place)
+        if not entries.flags & kafka_entries.SYS_KAFKA:
+            yield self._batch(entries, start, stop)
+            return
+        pieces: list[pa.RecordBatch] = []
+        byte_count = 0
+        for is_kafka, run in entries.kafka_runs():
+            made = self._of_kafka(run, start, stop, topic_id) if is_kafka else None
+            for piece in made or (self._batch(run, start, stop),):
+                pieces.append(piece)
+                byte_count += piece.nbytes
+                if byte_count >= _TOGETHER_BYTES:
+                    yield pa.concat_batches(pieces)
+                    pieces, byte_count = [], 0
+        if pieces:
+            yield pa.concat_batches(pieces)
+
+    def _batch(self, entries: Entries, start: int, stop: int) -> pa.RecordBatch:
         if entries.has_odd:
-            return self._one_by_one(data, start, stop)
+            return self._one_by_one(entries.raw(), start, stop)
         wanted = entries.between(start, stop)
         properties = pa.nulls(0, pa.binary())
         needed = {"key", "headers", "tag", "keys", "messageId"}
@@ -348,13 +436,71 @@ class Decoder:
         make = _COLUMNS.get(field.name)
         if make is not None:
             return make(entries, properties, field.type)
+        if field.name == "timestampType" and entries.flags & kafka_entries.SYS_KAFKA:
+            return pa.array(entries.time_kinds(), field.type)
+        return self._constant(field, entries.count)
+
+    def _constant(self, field: pa.Field, count: int) -> pa.Array:
         constant = {
             "topic": self._place.topic,
             "partition": self._place.partition,
-            "timestampType": TIMESTAMP_TYPE,
+            "timestampType": STORE_TIME,
             "broker": self._place.broker,
         }[field.name]
-        return pa.repeat(pa.scalar(constant, field.type), entries.count)
+        return pa.repeat(pa.scalar(constant, field.type), count)
+
+    # ------------------------------------------------------------------------------ Kafka's batches
+
+    def _of_kafka(
+        self, entries: Entries, start: int, stop: int, topic_id: str
+    ) -> Iterator[pa.RecordBatch]:
+        """The records of entries that are batches."""
+        try:
+            for group in kafka_decode.unpacked(entries.batches()):
+                yield self._records(kafka_decode.Rows(group), start, stop, topic_id)
+        except BadBatch as bad:
+            raise entries.damaged(f"a batch in it, or behind it: {bad}") from bad
+
+    def _records(
+        self, rows: kafka_decode.Rows, start: int, stop: int, topic_id: str
+    ) -> pa.RecordBatch:
+        make: dict[str, Callable[[pa.DataType], pa.Array]] = {
+            "key": lambda kind: rows.keys(),
+            "value": lambda kind: rows.values(),
+            "offset": lambda kind: pa.array(rows.offsets, kind),
+            "timestamp": lambda kind: _stamps(rows.times_ms, kind),
+            "timestampType": lambda kind: pa.array(
+                np.where(rows.is_append_time, STORE_TIME, CREATE_TIME), kind
+            ),
+            "headers": rows.headers,
+            "tag": lambda kind: rows.texts_of(kafka_views.TAGS_HEADER),
+            "keys": lambda kind: pa.array([_as_keys(key) for key in rows.keys().to_pylist()], kind),
+            "bornTimestamp": lambda kind: _stamps(rows.times_ms, kind),
+            "messageId": lambda kind: self._record_ids(rows, topic_id),
+        }
+        columns = [
+            make[field.name](field.type)
+            if field.name in make
+            else self._constant(field, rows.count)
+            for field in self._schema
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        wanted = (rows.offsets >= start) & (rows.offsets < stop)
+        if self._tags:
+            tags = pc.cast(rows.texts_of(kafka_views.TAGS_HEADER), pa.binary())
+            wanted &= np.asarray(pc.is_in(tags, pa.array(self._tags, pa.binary())))
+        if self._keys:
+            keys = pa.array(sorted(self._keys), pa.binary())
+            wanted &= np.asarray(pc.is_in(rows.keys(), keys))
+        return batch if wanted.all() else batch.filter(pa.array(wanted))
+
+    def _record_ids(self, rows: kafka_decode.Rows, topic_id: str) -> pa.Array:
+        own = rows.texts_of(kafka_views.ID_HEADER)
+        made = [
+            kafka_views.record_id(topic_id, self._place.queue_id, offset)
+            for offset in rows.offsets.tolist()
+        ]
+        return pc.coalesce(own, pa.array(made, pa.string()))
 
     # ------------------------------------------------------------------------------- the other ones
 
@@ -378,19 +524,18 @@ class Decoder:
         return not self._keys or not self._keys.isdisjoint(message.keys.encode().split(b" "))
 
     def _value(self, name: str, message: ReceivedMessage) -> Any:
-        own = set(_OWN.to_pylist())
+        is_record = message.sys_flag & kafka_entries.SYS_KAFKA != 0
         values: dict[str, Callable[[], Any]] = {
-            "key": lambda: message.keys.encode() or None,
-            "value": lambda: message.body,
+            "key": lambda: kafka_views.key_of(message.properties),
+            "value": lambda: kafka_views.value_of(message.body, message.properties),
             "topic": lambda: self._place.topic,
             "partition": lambda: self._place.partition,
             "offset": lambda: message.queue_offset,
-            "timestamp": lambda: message.store_ms * 1000,
-            "timestampType": lambda: TIMESTAMP_TYPE,
+            "timestamp": lambda: 1000 * (message.born_ms if is_record else message.store_ms),
+            "timestampType": lambda: CREATE_TIME if is_record else STORE_TIME,
             "headers": lambda: [
-                {"key": key, "value": value.encode()}
-                for key, value in message.properties.items()
-                if key not in own
+                {"key": key, "value": value}
+                for key, value in kafka_views.headers_of(message.properties)
             ],
             "tag": lambda: message.tags or None,
             "keys": lambda: [key for key in message.keys.split(" ") if key],
@@ -401,24 +546,30 @@ class Decoder:
         return values[name]()
 
 
+def _as_keys(key: bytes | None) -> list[str]:
+    """The key of a record as a message's keys: none where it is no plain text."""
+    text = kafka_views.plain_text(key or b"")
+    return [text] if text and " " not in text else []
+
+
 def _key_lists(properties: pa.Array, kind: pa.DataType) -> pa.Array:
-    keys = _text(property_column(properties, b"KEYS")).to_pylist()
+    keys = text_column(property_column(properties, b"KEYS")).to_pylist()
     return pa.array([[key for key in (text or "").split(" ") if key] for text in keys], kind)
 
 
 def _ids(entries: Entries, properties: pa.Array) -> pa.Array:
-    unique = _text(property_column(properties, b"UNIQ_KEY"))
+    unique = text_column(property_column(properties, b"UNIQ_KEY"))
     return unique if not unique.null_count else pc.coalesce(unique, entries.message_ids())
 
 
 _Make = Callable[[Entries, pa.Array, pa.DataType], pa.Array]
 _COLUMNS: Final[dict[str, _Make]] = {
-    "key": lambda entries, properties, kind: property_column(properties, b"KEYS"),
-    "value": lambda entries, properties, kind: entries.bodies(),
+    "key": lambda entries, properties, kind: _keys(properties),
+    "value": lambda entries, properties, kind: entries.values(),
     "offset": lambda entries, properties, kind: pa.array(entries.offsets, kind),
-    "timestamp": lambda entries, properties, kind: _stamps(entries.store_ms, kind),
+    "timestamp": lambda entries, properties, kind: _stamps(entries.times_ms(), kind),
     "headers": lambda entries, properties, kind: _headers(properties, kind),
-    "tag": lambda entries, properties, kind: _text(property_column(properties, b"TAGS")),
+    "tag": lambda entries, properties, kind: text_column(property_column(properties, b"TAGS")),
     "keys": lambda entries, properties, kind: _key_lists(properties, kind),
     "bornTimestamp": lambda entries, properties, kind: _stamps(entries.born_ms, kind),
     "messageId": lambda entries, properties, kind: _ids(entries, properties),

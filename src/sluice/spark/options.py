@@ -61,7 +61,7 @@ _READ: Final = (
 )
 _WRITE: Final = (
     *("topic", "includeHeaders", "delivery", "txnAppId", "txnVersion", "batchBytes"),
-    "checkpointLocation",
+    *("checkpointLocation", "queryName"),
 )
 _STREAM_ONLY: Final = (
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),

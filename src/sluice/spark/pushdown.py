@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-_NEVER_NULL = ("value", "topic", "partition", "offset", "timestamp", "timestampType")
+_NEVER_NULL = ("topic", "partition", "offset", "timestamp", "timestampType")
 _COMPARISONS = (GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
 _FAR = 1 << 62
 

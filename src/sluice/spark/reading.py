@@ -54,9 +54,9 @@ def batches(
     decoder = Decoder(schema, place, filters.tags, filters.keys)
     for begin, chunk in _ahead(_chunks(cluster, options, queue, start, stop, filters), options):
         if len(chunk.sizes):
-            batch = decoder.batch(chunk.data, chunk.sizes, begin, stop)
-            if batch.num_rows:
-                yield batch
+            for batch in decoder.batches(chunk.data, chunk.sizes, begin, stop, chunk.topic_id):
+                if batch.num_rows:
+                    yield batch
 
 
 def _chunks(

@@ -116,7 +116,7 @@ class Selection:
 
     def _at_time(self, queue: Queue, when_ms: int, which: str) -> int:
         span = self.spans[queue]
-        offset = self._again(lambda: self._cluster.offset_at(queue, when_ms))
+        offset, _ = self._again(lambda: self._cluster.offset_at(queue, when_ms))
         if offset < span.high:
             return max(span.low, offset)
         if which == "starting" and self._options.strategy == "error":

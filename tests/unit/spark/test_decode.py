@@ -53,7 +53,7 @@ def message(body: bytes, properties: bytes = b"", **more: Any) -> Message:
 
 
 def rows(data: bytes, sizes: Any, tags: str = "", keys: tuple[str, ...] = ()) -> Any:
-    batch = Decoder(SCHEMA, PLACE, tags, keys).batch(data, sizes, 0, 1 << 60)
+    (batch,) = Decoder(SCHEMA, PLACE, tags, keys).batches(data, sizes, 0, 1 << 60)
     batch.validate(full=True)
     assert batch.schema.equals(SCHEMA)
     return batch.to_pylist()
@@ -104,7 +104,7 @@ def test_filters_that_a_broker_may_have_left_to_us() -> None:
 
 def test_only_what_lies_in_the_range() -> None:
     data, sizes = stored(SAMPLES)
-    batch = Decoder(SCHEMA, PLACE, "", ()).batch(data, sizes, 51, 53)
+    (batch,) = Decoder(SCHEMA, PLACE, "", ()).batches(data, sizes, 51, 53)
     assert batch.column("offset").to_pylist() == [51, 52]
 
 
@@ -138,7 +138,7 @@ def test_no_damaged_entry_becomes_a_row(with_crc: bool) -> None:
         bad = bytearray(data)
         bad[at] ^= 0x10
         try:
-            found = decoder.batch(bytes(bad), sizes, 0, 1 << 60)
+            (found,) = decoder.batches(bytes(bad), sizes, 0, 1 << 60)
         except ProtocolError:
             continue
         unnoticed += 1

@@ -166,3 +166,9 @@ def test_a_users_schema_must_be_of_our_columns() -> None:
         columns.check_schema([("body", "binary")])
     with pytest.raises(ConfigError, match="offset is int; it is bigint"):
         columns.check_schema([("offset", "int")])
+
+
+def test_what_spark_itself_passes_to_a_sink_is_no_mistake() -> None:
+    """The name of a query and its checkpoint are handed to the sink among its options."""
+    given = {"sluice.bootstrap.servers": "a:1", "queryname": "q", "checkpointlocation": "c"}
+    assert write_options(given).connection.nameservers == ("a:1",)
