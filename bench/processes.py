@@ -1,5 +1,6 @@
 """This module asks the system what a process and its children cost: processor time and memory."""
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +14,23 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return sum(_cpu_ticks(Path(f"/proc/{pid}/stat").read_text("ascii")) for pid in pids) / (
         _TICKS_PER_S
     )
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """The same of a process, of all that it and its children have started, dead or alive."""
+    children: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it may end while it is looked at
+                stat = (entry / "stat").read_text("utf-8", "replace")
+                ticks[int(entry.name)] = _cpu_ticks(stat)
+                parent = int(stat.rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    tree = [pid]
+    for each in tree:
+        tree += children.get(each, [])
+    return sum(ticks.get(each, 0) for each in tree) / _TICKS_PER_S
 
 
 def _cpu_ticks(stat: str) -> int:

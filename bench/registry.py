@@ -33,6 +33,12 @@ def _kafka(run: Run) -> list[Figure]:
     return measure(run)
 
 
+def _spark(run: Run) -> list[Figure]:
+    from bench.spark import measure
+
+    return measure(run)
+
+
 BENCHMARKS = {
     row.name: row
     for row in (
@@ -63,6 +69,12 @@ BENCHMARKS = {
             "kafka",
             "Producing, consuming and latency beside Apache Kafka, with its own programs.",
             _kafka,
+            has_parts=True,
+        ),
+        Benchmark(
+            "spark",
+            "Reading, writing and micro-batch latency in Spark, beside its own Kafka source.",
+            _spark,
             has_parts=True,
         ),
     )
