@@ -14,7 +14,10 @@ What exists today, and where (arrows of import point down only; tests/tidy/test_
       administration/  what they do, as methods: the client `Admin`
       admin_main.py    `sluice admin`: admin_*.py its commands, printing.py tables and JSON
     collector/       `sluice collect`: follows files and sends their lines
+    replay/          `sluice record` and `sluice replay`: traffic in files, sent again
     spark/           topics as Spark tables and streams; `pyspark_sluice` is where Spark finds it
+    pipelines/       `sluice pipeline` and `sluice story`: PySpark over topics, ready pipelines
+    tables/          topics into Parquet and Delta tables, exactly once; `sluice table`
     nameserver/      which broker serves which topic: routes.py the table, api.py its requests
     broker/          what a broker does for its clients
       server.py        the process; core.py joins the services; registration.py tells nameservers
@@ -43,6 +46,7 @@ What exists today, and where (arrows of import point down only; tests/tidy/test_
       kafka_transactions.py  transactions of Kafka's producers; stable_offsets.py for readers
       kafka_door.py    Kafka's clients; kafka_api.py its table, kafka_*.py who answers
       producer_states.py  what Kafka's producers sent last; kafka_unfolding.py for RocketMQ
+      kafka_delays.py     records of theirs that come later
       metrics.py       what is measured
     link.py          requests and answers over one connection
     net.py           frames over TCP: limits, time-outs; tls.py certificates and whom to trust

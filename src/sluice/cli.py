@@ -65,6 +65,36 @@ def _collect(argv: list[str]) -> int:
     return collect_main(argv)
 
 
+def _pipeline(argv: list[str]) -> int:
+    from sluice.pipelines.command import main as pipeline_main
+
+    return pipeline_main(argv)
+
+
+def _story(argv: list[str]) -> int:
+    from sluice.pipelines.story import main as story_main
+
+    return story_main(argv)
+
+
+def _record(argv: list[str]) -> int:
+    from sluice.replay.record_command import main as record_main
+
+    return record_main(argv)
+
+
+def _replay(argv: list[str]) -> int:
+    from sluice.replay.replay_command import main as replay_main
+
+    return replay_main(argv)
+
+
+def _table(argv: list[str]) -> int:
+    from sluice.tables.command import main as table_main
+
+    return table_main(argv)
+
+
 def _admin(argv: list[str]) -> int:
     from sluice.client.admin_main import admin
 
@@ -83,6 +113,11 @@ _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "send": (_send, "send messages to a topic"),
     "tail": (_tail, "print the messages of a topic as they come"),
     "collect": (_collect, "follow files and send their lines"),
+    "pipeline": (_pipeline, "run pipelines on Spark: plain PySpark over topics"),
+    "story": (_story, "show it all: a broker, gifts, their leaderboards on Spark"),
+    "record": (_record, "keep the messages of topics in files"),
+    "replay": (_replay, "send recorded messages again, at any speed, to shadow topics"),
+    "table": (_table, "look at tables that streams write, and join their small files"),
     "admin": (_admin, "look at a cluster and change it, with the commands of mqadmin"),
     "top": (_top, "watch brokers, topics and groups: rates and lag"),
     "demo-store": (_demo_store, "make a small store in a new directory, to look at"),

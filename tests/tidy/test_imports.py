@@ -28,7 +28,7 @@ ADMIN_COMMANDS = (
 # What the store knows of the protocols: the entry, and the JSON of its own tables.
 STORED = (
     *("protocol.records", "protocol.record_runs", "protocol.record_tables", "protocol.lifetimes"),
-    *("protocol.lenient_json", "protocol.kafka_entries"),
+    *("protocol.lenient_json", "protocol.kafka_entries", "protocol.kafka_keys"),
 )
 
 # From the bottom to the top: a storage module may import those of lower tiers only.
@@ -41,6 +41,7 @@ STORAGE_TIERS = (
     (
         "checkpoint",
         "cold_reads",
+        "compacted",
         "flush",
         "indexing",
         "log_walk",
@@ -66,6 +67,7 @@ STORAGE_PUBLIC = {
     for name in (
         *("background", "runs", "store", "opening", "blocking", "files", "memory_files", "inspect"),
         *("bulk_reads", "copies", "copy_tables", "lanes", "origins", "state", "whole_batches"),
+        *("compacted", "queue_index"),
     )
 }
 
@@ -203,11 +205,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.kafka_door": TRANSLATOR,
     "broker.kafka_fetch": TRANSLATOR,
     "broker.kafka_list_offsets": TRANSLATOR,
-    "broker.kafka_log_api": (*TRANSLATOR, "storage.bulk_reads", "storage.state"),
+    "broker.kafka_log_api": (*TRANSLATOR, "storage.bulk_reads"),
     "broker.kafka_metadata": TRANSLATOR,
     "broker.kafka_produce": TRANSLATOR,
     "broker.kafka_reading": TRANSLATOR,
     "broker.kafka_topics": TRANSLATOR,
+    "broker.kafka_delays": ("broker", "protocol", *SERVICE),
     "broker.kafka_unfolding": ("broker", "protocol", *SERVICE),
     "broker.kafka_sessions": PURE,
     "broker.kafka_waiting": ("broker.long_polling", *PURE),
@@ -238,6 +241,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *SERVICE,
     ),
     "broker.stable_offsets": PURE,
+    "broker.kafka_queries": ("broker", "protocol", *SERVICE),
+    "broker.queue_units": ("storage.queue_index", *SERVICE),
+    "broker.topic_retention": ("broker", "storage.queue_index", "storage.state", *SERVICE),
+    "broker.compaction_plan": ("broker", "storage.queue_index", *SERVICE),
+    "broker.compaction": (
+        *("broker", "protocol", "storage.compacted", "storage.queue_index"),
+        *("storage.state", "storage.whole_batches", *SERVICE),
+    ),
     "broker.registration": ("broker", "link", "protocol", *BASE),
     # links
     "replication.links": ("link", "net", "storage.store", "replication.in_sync", "protocol", *BASE),
@@ -292,13 +303,20 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "collector": ("client", "collector", *BASE),
     "console": ("client", *BASE),
     "spark": ("client", "protocol", "spark", "tls", *BASE),
+    "pipelines": ("client", "pipelines", "spark", *BASE),
+    "tables": ("spark.options", "tables", *BASE),
+    "replay": ("client", "protocol", "replay", "spark", *BASE),
     "demo": ("storage.blocking", "protocol.records", *BASE),
     "serve": (
         *("broker.server", "nameserver", "metrics_http", "process_metrics"),
         *("link", "net", "tls"),
         *BASE,
     ),
-    "cli": ("client", "collector", "demo", "serve", "nameserver", "storage.inspect", *BASE),
+    "cli": (
+        *("client", "collector", "demo", "pipelines", "replay", "serve", "nameserver"),
+        *("storage.inspect", "tables.command"),
+        *BASE,
+    ),
     "__main__": ("cli",),
     "pages": ("config", "protocol"),
     # what tests of users get: it may look into everything, and nothing may import it
@@ -313,8 +331,8 @@ NOT_IN_PROTOCOL = {"asyncio", "io", "logging", "os", "pathlib", "random", "selec
 NOT_IN_PROTOCOL |= {"subprocess", "tempfile", "threading", "time"}
 NOT_IN_STORAGE = {"http", "socket", "ssl", "urllib"}
 NOWHERE = {"dill", "marshal", "pickle", "shelve"}
-# Third-party packages, and the one place that may import them (None: any).
-THIRD_PARTY: dict[str, str | None] = {
+# Third-party packages, and the places that may import them (None: any).
+THIRD_PARTY: dict[str, str | tuple[str, ...] | None] = {
     "isal": None,
     "numpy": None,
     "orjson": None,
@@ -323,9 +341,10 @@ THIRD_PARTY: dict[str, str | None] = {
     "cramjam": "protocol.kafka_batches",
     "crc32c": "protocol.kafka_batches",
     "kio": "protocol.kafka",
+    "fastavro": "tables.avro_rows",
     "kazoo": "controller.zookeeper",
-    "pyarrow": "spark",
-    "pyspark": "spark",
+    "pyarrow": ("spark", "replay", "tables"),
+    "pyspark": ("spark", "pipelines", "tables"),
 }
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen"}
 
@@ -377,6 +396,12 @@ def is_within(module: str, allowed: str) -> bool:
     return module == allowed or module.startswith(allowed + ".")
 
 
+def places_of(package: str, anywhere: str) -> tuple[str, ...]:
+    """Which modules may import a package of others."""
+    places = THIRD_PARTY[package] or anywhere
+    return (places,) if isinstance(places, str) else places
+
+
 def import_problems(file: SourceFile, known: set[str]) -> Iterator[str]:
     row = row_of(file.module)
     if row is None:
@@ -407,7 +432,7 @@ def import_problems(file: SourceFile, known: set[str]) -> Iterator[str]:
                 yield f"{place}: storage/ may not import {top}"
         elif top not in THIRD_PARTY:
             yield f"{place}: {top} is not a dependency"
-        elif not is_within(file.module, THIRD_PARTY[top] or file.module):
+        elif not any(is_within(file.module, allowed) for allowed in places_of(top, file.module)):
             yield f"{place}: only {THIRD_PARTY[top]} may import {top}"
 
 
