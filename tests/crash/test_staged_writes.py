@@ -102,19 +102,26 @@ def write_batches(flush: str, count: int) -> int:
     return job.states
 
 
-@pytest.mark.parametrize(("flush", "messages_a_turn"), [("sync", 4), ("async", 4096)])
+def write_plainly(monkeypatch: pytest.MonkeyPatch, messages_a_turn: int) -> None:
+    """So many messages at once; 0: a staged entry is written whole."""
+    if messages_a_turn:
+        monkeypatch.setattr(staged_writes, "_WHOLE_BYTES_MAX", 0)
+        monkeypatch.setattr(staged_writes, "_TURN_MESSAGES_MAX", messages_a_turn)
+
+
+@pytest.mark.parametrize(("flush", "messages_a_turn"), [("sync", 4), ("async", 0)])
 def test_power_cuts_while_batches_are_staged_and_published(
     flush: str, messages_a_turn: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staged_writes, "_TURN_MESSAGES_MAX", messages_a_turn)
+    write_plainly(monkeypatch, messages_a_turn)
     assert write_batches(flush, 2) > 25
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("flush", ["sync", "async"])
-@pytest.mark.parametrize("messages_a_turn", [1, 4, 4096])
+@pytest.mark.parametrize("messages_a_turn", [0, 1, 4, 4096])
 def test_many_power_cuts(flush: str, messages_a_turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_writes, "_TURN_MESSAGES_MAX", messages_a_turn)
+    write_plainly(monkeypatch, messages_a_turn)
     assert write_batches(flush, 5) > 100
 
 

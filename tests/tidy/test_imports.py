@@ -181,7 +181,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.transactions": ("storage.state", *BUSINESS),
     "broker.transaction_api": TRANSLATOR,
     "broker.dead_letters": BUSINESS,
-    "broker.staged_writes": ("protocol.message_batches", "storage.state", *BUSINESS),
+    "broker.staged_writes": (
+        *("protocol.lifetimes", "protocol.message_batches", "protocol.record_runs"),
+        *("storage.lanes", "storage.state", *BUSINESS),
+    ),
     "broker.staged_api": TRANSLATOR,
     # translators: of the net they see the connection that a request came over, of the store its
     # tables' names

@@ -46,7 +46,10 @@ from sluice.errors import (
 )
 from sluice.model import Buffer, Message
 from sluice.protocol import records
+from sluice.protocol.lifetimes import EXPIRES_NAME
 from sluice.protocol.message_batches import split_batch
+from sluice.protocol.record_runs import Run, measure_run
+from sluice.storage.lanes import Lane, tell
 from sluice.storage.origins import made_since
 from sluice.storage.state import STAGED_TABLE
 
@@ -60,6 +63,7 @@ _SWEEP_MS: Final = 60_000
 _KNOWN_MAX: Final = 100_000  # handles that are remembered; others are read again
 _TURN_MESSAGES_MAX: Final = 4096
 _TURN_BYTES_MAX: Final = 4 << 20
+_WHOLE_BYTES_MAX: Final = 4 << 20  # of a staged entry that is written in one turn
 _AGAIN_MS: Final = 1_000
 _SINK: Final = re.compile(r"[ -~]{1,255}")
 _SINK_NAME: Final = b"STAGED_SINK"
@@ -140,15 +144,13 @@ class StagedWrites:
         if not 0 <= queue_id < settings.write_queues:
             raise ParameterInvalid(f"queueId[{queue_id}]: {settings.write_queues} queues are there")
         parts = split_batch(body)
-        for _, one, properties in parts:
-            if not one:
-                raise MessageIllegal("a message without a body")
-            if is_special(properties):
-                raise MessageIllegal(
-                    "staged messages cannot be delayed, transactional or short-lived"
-                )
-            # What cannot be stored is refused now: after the decision nobody could be told.
-            core.store.encoder.measure(Message(topic, queue_id, one, properties), topic.encode())
+        if not all(len(one) for _, one, _ in parts):
+            raise MessageIllegal("a message without a body")
+        if is_special(b"\x02".join([properties for _, _, properties in parts])):
+            raise MessageIllegal("staged messages cannot be delayed, transactional or short-lived")
+        # What cannot be stored is refused now: after the decision nobody could be told.
+        run = Run(topic, queue_id, 0, core.now_ms(), born_host, 0, parts)
+        measure_run(core.store.encoder, run, topic.encode())
         token = randbits(48)
         properties = b"%b\x01%b\x02%b\x01%d\x02%b\x01%b\x02%b\x01%d\x02%b\x01%d\x02" % (
             *(_SINK_NAME, owner.sink.encode(), _BATCH_NAME, owner.batch),
@@ -306,25 +308,61 @@ class StagedWrites:
             except RecordDamaged as error:
                 log_lines.error("a staged entry is damaged, its messages are lost: %s", error)
                 entry = None
+            if entry is not None and self._write_whole(work, entry):
+                return
             messages = [] if entry is None else self._messages(entry, work.done_count[handle])
             if not messages:
                 work.next_handle += 1
                 continue
-
             keys = [records.message_keys(message.properties) for message in messages]
-            placed = core.store.stage_batch(messages, self._written(work, handle, messages), keys)
+            codes = {records.java_hash(tag) if tag else 0 for _, _, tag in keys}
+            queue = (messages[0].topic, messages[0].queue_id)
+            written = self._written(work, handle, queue, len(messages), codes)
+            placed = core.store.stage_batch(messages, written, keys)
             core.stats.stored(messages[0].topic, len(messages), sum(each.size for each in placed))
             core.ask_turn()
             return
         self._finish(work)
 
-    def _written(self, work: _Publishing, handle: int, messages: list[Message]) -> Staged:
+    def _write_whole(self, work: _Publishing, entry: records.Entry) -> bool:
+        """Write all messages of a staged entry at once, if they are usual ones: the same as below,
+        several times as fast.
+        """
+        core = self._core
+        topic, queue_id = _place_of(entry)
+        settings = core.topics.get(topic)
+        if (
+            work.done_count[entry.position]
+            or settings is None
+            or settings.attributes
+            or len(entry.body) > _WHOLE_BYTES_MAX
+            or not Lane.fits(core.store, topic, queue_id, 0, entry.born_host)
+        ):
+            return False
+        lane = Lane(core.store, topic, queue_id, 0)
+        placed = lane.place_batch(
+            *(bytes(entry.body), entry.born_ms, entry.born_host, _may_expire, entry.position)
+        )
+        if placed is None:
+            return False
+        count = len(placed.positions)
+        queue = (topic, queue_id)
+        tell(core.store, self._written(work, entry.position, queue, count, set(placed.tags_codes)))
+        core.stats.stored(topic, count, placed.byte_count)
+        core.ask_turn()
+        return True
+
+    def _written(
+        self, work: _Publishing, handle: int, queue: tuple[str, int], count: int, codes: set[int]
+    ) -> Staged:
         def written(error: SluiceError | None) -> None:
             if error is not None:
                 self._failed(work, error)
                 return
-            self._tell(messages)
-            work.done_count[handle] += len(messages)
+            # Whoever waits for messages of this queue is asked again.
+            for code in codes:
+                self._core.polls.arrived(queue, code)
+            work.done_count[handle] += count
             work.is_going = False
             self._core.call_soon(lambda: self._go_on(work))
 
@@ -333,8 +371,7 @@ class StagedWrites:
     def _messages(self, entry: records.Entry, done_count: int) -> list[Message]:
         """The next messages of a staged entry; none where its topic is gone."""
         core = self._core
-        topic = (records.property_value(entry.properties, _TOPIC_NAME) or b"").decode()
-        queue_id = int(records.property_value(entry.properties, _QUEUE_NAME) or b"0")
+        topic, queue_id = _place_of(entry)
         settings = core.topics.get(topic)
         if settings is None:
             log_lines.warning("topic %s is gone; what was staged for it goes nowhere", topic)
@@ -359,13 +396,6 @@ class StagedWrites:
                 break
             messages.append(message)
         return messages
-
-    def _tell(self, messages: list[Message]) -> None:
-        """Whoever waits for messages of this queue is asked again."""
-        queue = (messages[0].topic, messages[0].queue_id)
-        tags = {records.property_value(message.properties, b"TAGS") for message in messages}
-        for tag in tags:
-            self._core.polls.arrived(queue, records.java_hash(tag) if tag else 0)
 
     def _finish(self, work: _Publishing) -> None:
         core = self._core
@@ -428,6 +458,16 @@ class StagedWrites:
             for work in self._publishing.values()
             for handle in work.handles[work.next_handle :]
         )
+
+
+def _place_of(entry: records.Entry) -> tuple[str, int]:
+    """Topic and queue that a staged entry is for."""
+    topic = (records.property_value(entry.properties, _TOPIC_NAME) or b"").decode()
+    return topic, int(records.property_value(entry.properties, _QUEUE_NAME) or b"0")
+
+
+def _may_expire(properties: bytes) -> bool:
+    return EXPIRES_NAME in properties
 
 
 def _known_of(entry: records.Entry) -> _Known:

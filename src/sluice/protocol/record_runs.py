@@ -141,8 +141,10 @@ class BatchShape(NamedTuple):
     entry_bytes_max: int
     store_host: bytes
 
-    def middle(self, born_ms: int, born_host: bytes, store_ms: int) -> bytes:
-        """What stands between the position of an entry and the size of its body."""
+    def middle(self, born_ms: int, born_host: bytes, store_ms: int, origin: int = 0) -> bytes:
+        """What stands between the position of an entry and the size of its body; `origin` is the
+        position of the entry that it is made from.
+        """
         return b"".join(
             (
                 self.sys_flag.to_bytes(4, "big"),
@@ -150,7 +152,8 @@ class BatchShape(NamedTuple):
                 born_host,
                 store_ms.to_bytes(8, "big"),
                 self.store_host,
-                bytes(12),  # never tried again, made from no other
+                bytes(4),  # never tried again
+                origin.to_bytes(8, "big"),
             )
         )
 

@@ -167,16 +167,22 @@ class Lane:
         return position, size, offset
 
     def place_batch(
-        self, data: bytes, born_ms: int, born_host: bytes, is_special: Callable[[bytes], bool]
+        self,
+        data: bytes,
+        born_ms: int,
+        born_host: bytes,
+        is_special: Callable[[bytes], bool],
+        origin: int = 0,
     ) -> PlacedBatch | None:
         """The same for a producer's batch; None where it has to be looked at more closely.
 
-        `is_special` is asked about the properties of all.
+        `is_special` is asked about the properties of all; `origin` is the position of the entry
+        that all are made from.
         """
         store, queue = self._store, self._queue
         store.require_writable()
         store_ms = store.turn_ms()
-        middle = self._batch_shape.middle(born_ms, born_host, store_ms)
+        middle = self._batch_shape.middle(born_ms, born_host, store_ms, origin)
         alike = self._encode(encode_alike, middle, data)
         if alike is not None and not is_special(alike.properties):
             return self._stage_alike(alike, store_ms)

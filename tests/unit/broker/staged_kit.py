@@ -10,7 +10,8 @@ from sluice.protocol.message_batches import join_batch
 from tests.unit.broker.transaction_kit import HOST, TOPIC, Broker
 
 
-def batch_body(bodies: Sequence[bytes], tag: str = "") -> bytes:
+def batch_body(bodies: Sequence[bytes], tag: str = "t") -> bytes:
+    """With properties, as usual messages have them; without a tag there are none."""
     properties = f"TAGS\x01{tag}\x02".encode() if tag else b""
     return join_batch((0, body, properties) for body in bodies)
 

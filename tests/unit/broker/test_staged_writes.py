@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from sluice.errors import (
     ParameterInvalid,
     SluiceError,
 )
+from sluice.protocol import records
 from sluice.protocol.message_batches import join_batch
 from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.protocol.remoting_codes import ResponseCode as Response
+from sluice.storage.lanes import Lane
 from sluice.storage.state import STAGED_TABLE
 from tests.unit.broker.broker_kit import running
 from tests.unit.broker.staged_kit import batch_body, publish, stage
@@ -123,6 +126,7 @@ def test_what_could_not_be_stored_later_is_refused_when_it_is_staged() -> None:
 
 def test_large_batches_are_written_in_portions_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged_writes, "_TURN_MESSAGES_MAX", 7)
+    monkeypatch.setattr(staged_writes, "_WHOLE_BYTES_MAX", 0)
     broker = Broker()
     wanted = [b"%d" % n for n in range(100)]
     handles = [stage(broker, wanted[:60]), stage(broker, wanted[60:])]
@@ -130,21 +134,69 @@ def test_large_batches_are_written_in_portions_and_whole(monkeypatch: pytest.Mon
     assert broker.bodies() == wanted
 
 
-def test_a_disk_that_is_full_delays_what_was_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "properties",
+    [b"UNIQ_KEY\x01u%02d\x02", b"KEYS\x01k%d\x02TAGS\x01t\x02", b"own\x01%d", b""],
+)
+def test_an_entry_that_is_written_whole_is_what_single_messages_are(
+    properties: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written() -> tuple[list[tuple[object, ...]], list[bytes]]:
+        broker = Broker()
+        parts = [(n, b"b%d" % n, properties % n if properties else b"") for n in range(40)]
+        staged: list[SluiceError | None] = []
+        body = join_batch(parts)
+        handle = broker.core.staged.stage(Owner("s", 0), TOPIC, 1, body, HOST, staged.append)
+        broker.settle()
+        assert staged == [None]
+        assert publish(broker, [handle], sink="s")
+        # Positions differ: handles are random numbers, and so is their length.
+        entries: list[tuple[object, ...]] = [
+            (e.queue_id, e.queue_offset, e.flag, e.sys_flag, e.born_ms, e.born_host, e.store_ms,
+             bytes(e.body), records.without_checksum(e.properties),
+             e.prepared_offset == handle.position, e.reconsume_times)
+            for e in broker.entries()
+        ]  # fmt: skip
+        found: list[bytes] = []
+        for key in ("u07", "k7"):
+            broker.core.store.query_key(
+                TOPIC, key, lambda views, _: found.extend(map(bytes, views or ()))
+            )
+        return entries, [bytes(records.decode(view).body) for view in found]
+
+    whole = written()
+    monkeypatch.setattr(staged_writes, "_WHOLE_BYTES_MAX", 0)
+    assert whole == written()
+    assert len(whole[0]) == 40
+    assert whole[1] == ([b"b7"] if properties.startswith((b"UNIQ", b"KEYS")) else [])
+
+
+@pytest.mark.parametrize("whole_bytes_max", [0, 1 << 20])
+def test_a_disk_that_is_full_delays_what_was_decided(
+    whole_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged_writes, "_WHOLE_BYTES_MAX", whole_bytes_max)
     broker = Broker()
     handle = stage(broker, [b"a", b"b"])
-    real = broker.core.store.stage_batch
+    is_full = True
 
-    def full(*arguments: Any) -> Any:
-        raise Busy("no room")
+    def unless_full(real: Callable[..., Any]) -> Callable[..., Any]:
+        def tried(*arguments: Any) -> Any:
+            if is_full:
+                raise Busy("no room")
+            return real(*arguments)
 
-    monkeypatch.setattr(broker.core.store, "stage_batch", full)
+        return tried
+
+    store = broker.core.store
+    monkeypatch.setattr(store, "stage_batch", unless_full(store.stage_batch))
+    monkeypatch.setattr(Lane, "place_batch", unless_full(Lane.place_batch))
     with pytest.raises(Busy, match="no room"):
         publish(broker, [handle])
     assert not broker.core.staged.is_clear(handle.position + 1), "retention has to wait"
     with pytest.raises(Busy, match="publishes batch 0"):
         publish(broker, [], 1)
-    monkeypatch.setattr(broker.core.store, "stage_batch", real)
+    is_full = False
     broker.tick(1100)
     assert broker.bodies() == [b"a", b"b"]
     assert broker.core.staged.is_clear(handle.position + 1)
