@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 # Time is never a reason to fail: a slow machine is not a bug.
 settings.register_profile("sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,6 +45,20 @@ _LONGEST = (
     "crash/test_bit_flips.py",
 )
 _FOLDERS = ("spark", "interop", "crash", "property")
+
+
+class _OneSpark(LoadFileScheduling):  # type: ignore[misc]
+    """Files are given out whole, and those of tests/spark to one process: two of Spark would cost
+    more than they bring.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith("tests/spark/") else str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _OneSpark | None:
+    return _OneSpark(config, log) if config.option.dist == "loadfile" else None
 
 
 def _place(item: pytest.Item) -> int:

@@ -7,6 +7,7 @@ each step; the same is expected of every broker. Whatever has to settle is waite
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import time
 import warnings
@@ -299,11 +300,22 @@ def kafka_python(address: str, word: str) -> Outcome:
         "enable_auto_commit": False,
         "session_timeout_ms": SESSION_MS,
         "heartbeat_interval_ms": 200,
+        # It may lead a group before it knows the topic's partitions, gives out none then,
+        # and finds out with the next metadata.
+        "metadata_max_age_ms": 1000,
     }
+    with contextlib.ExitStack() as open_ones:
+        return _kafka_python(address, word, topic, settings, open_ones)
+
+
+def _kafka_python(
+    address: str, word: str, topic: str, settings: dict[str, Any], open_ones: contextlib.ExitStack
+) -> Outcome:
+    """One that is left open when something fails would try to connect for ever."""
     result: Outcome = {}
-    one = kafka.KafkaConsumer(topic, **settings)
+    one = open_ones.enter_context(contextlib.closing(kafka.KafkaConsumer(topic, **settings)))
     wait("four", lambda: one.poll(50) is not None and len(one.assignment()) == 4)
-    two = kafka.KafkaConsumer(topic, **settings)
+    two = open_ones.enter_context(contextlib.closing(kafka.KafkaConsumer(topic, **settings)))
 
     def shared() -> bool:
         one.poll(50)
@@ -328,10 +340,14 @@ def kafka_python(address: str, word: str) -> Outcome:
     wait("four again", lambda: one.poll(50) is not None and len(one.assignment()) == 4)
     result["committed"] = sum(one.committed(each) for each in one.assignment())
     one.close()
-    producer = kafka.KafkaProducer(
-        bootstrap_servers=address,
-        transactional_id=f"kp.{word}",
-        transaction_timeout_ms=TRANSACTION_MS,
+    producer = open_ones.enter_context(
+        contextlib.closing(
+            kafka.KafkaProducer(
+                bootstrap_servers=address,
+                transactional_id=f"kp.{word}",
+                transaction_timeout_ms=TRANSACTION_MS,
+            )
+        )
     )
     producer.init_transactions()
     for value, is_commit in ((b"t1", True), (b"t2-gone", False), (b"t3", True)):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import aiokafka
 import confluent_kafka
@@ -129,27 +130,24 @@ def test_offsets_by_time(address: str) -> None:
 
 def test_topics_partitions_and_configurations(address: str) -> None:
     admin = confluent_admin.AdminClient({"bootstrap.servers": address})
-    make_topic(address, "managed.topic", 2, {"retention.ms": "1000000"})
+    name = f"managed.{uuid4().hex[:8]}"
+    make_topic(address, name, 2, {"retention.ms": "1000000"})
     with pytest.raises(confluent_kafka.KafkaException, match="TOPIC_ALREADY_EXISTS"):
-        make_topic(address, "managed.topic")
+        make_topic(address, name)
     with pytest.raises(confluent_kafka.KafkaException, match="INVALID_CONFIG"):
-        make_topic(address, "compacted", config={"cleanup.policy": "compact"})
+        make_topic(address, "compacted", config={"cleanup.policy": "squeeze"})
     with pytest.raises(confluent_kafka.KafkaException, match="TOPIC_EXCEPTION"):
         make_topic(address, "no/name")
-    admin.create_partitions([confluent_admin.NewPartitions("managed.topic", 5)])[
-        "managed.topic"
-    ].result(WAIT_S)
+    admin.create_partitions([confluent_admin.NewPartitions(name, 5)])[name].result(WAIT_S)
     metadata = admin.list_topics(timeout=WAIT_S)
-    assert sorted(metadata.topics["managed.topic"].partitions) == list(range(5))
-    assert not any(name.startswith(("rmq_sys", "RMQ_SYS", "%")) for name in metadata.topics)
-    resource = confluent_admin.ConfigResource(
-        confluent_admin.ConfigResource.Type.TOPIC, "managed.topic"
-    )
+    assert sorted(metadata.topics[name].partitions) == list(range(5))
+    assert not any(each.startswith(("rmq_sys", "RMQ_SYS", "%")) for each in metadata.topics)
+    resource = confluent_admin.ConfigResource(confluent_admin.ConfigResource.Type.TOPIC, name)
     configs = admin.describe_configs([resource])[resource].result(WAIT_S)
     assert configs["retention.ms"].value == "1000000"
     assert configs["cleanup.policy"].value == "delete"
-    admin.delete_topics(["managed.topic"])["managed.topic"].result(WAIT_S)
-    assert "managed.topic" not in admin.list_topics(timeout=WAIT_S).topics
+    admin.delete_topics([name])[name].result(WAIT_S)
+    assert name not in admin.list_topics(timeout=WAIT_S).topics
 
 
 def test_a_batch_that_is_too_large_is_refused_and_the_next_one_stored(address: str) -> None:

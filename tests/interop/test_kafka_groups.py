@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
@@ -68,7 +69,8 @@ def address(sluice: KafkaSluice) -> str:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_clients_of_python(name: str, address: str) -> None:
     run, expected = SCENARIOS[name]
-    assert run(address, "s") == expected
+    # With names of its own at every try.
+    assert run(address, uuid4().hex[:8]) == expected
 
 
 def noted(address: str, word: str) -> dict[str, Any]:
