@@ -87,10 +87,10 @@ def test_the_queues_are_those_of_all_brokers() -> None:
         nameserver = Nameserver(NameserverConfig(listen_port=0))
         await nameserver.start()
         try:
-            addresses = (nameserver.address,)
+            known = {"nameserver_addresses": (nameserver.address,), "register_interval_ms": 200}
             async with (
-                running(nameserver_addresses=addresses) as rig,
-                running(nameserver_addresses=addresses, broker_name="broker-b") as other,
+                running(**known) as rig,
+                running(**known, broker_name="broker-b") as other,
             ):
                 for each in (rig, other):
                     await each.make_topic("orders", 2)
