@@ -11,6 +11,7 @@ from pathlib import Path
 
 from peers.errors import PeerUnavailable
 from peers.fetch import OUTPUT_TAIL_CHARS, cache_directory, locked, published
+from peers.process import run_tool
 
 INSTALL_TIMEOUT_S = 600.0
 
@@ -38,16 +39,7 @@ def _install(directory: Path, requirements: tuple[str, ...]) -> None:
         [*pip, "--only-binary", ":all:", *requirements],
     ):
         try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=INSTALL_TIMEOUT_S,
-                check=False,
-            )
+            done = run_tool(command, timeout_s=INSTALL_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
             text = f"installing {requirements[0]} took more than {INSTALL_TIMEOUT_S:.0f} s"
             raise PeerUnavailable(text) from error

@@ -20,6 +20,7 @@ from peers.fetch import (
     published,
     require_tool,
 )
+from peers.process import run_tool
 
 _PACKAGES: Final = ("kcat", "librdkafka1", "libyajl2")
 
@@ -67,17 +68,8 @@ def _version() -> str:
 
 def _run(command: list[str], directory: Path, environment: dict[str, str] | None = None) -> None:
     try:
-        done = subprocess.run(
-            command,
-            cwd=directory,
-            env={**os.environ, **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=FETCH_TIMEOUT_S,
-            check=False,
+        done = run_tool(
+            command, timeout_s=FETCH_TIMEOUT_S, directory=directory, environment=environment
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PeerUnavailable(f"kcat cannot be had: {error}") from error

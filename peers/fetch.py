@@ -17,6 +17,7 @@ from pathlib import Path
 
 from peers.artifacts import COPY_PLUGIN, ArtifactSet
 from peers.errors import PeerUnavailable
+from peers.process import run_tool
 
 # A cold download of the largest set is about 120 MB; a quarter of an hour is a broken network.
 FETCH_TIMEOUT_S = 900.0
@@ -120,16 +121,7 @@ def _copy_dependencies(maven: str, artifact_set: ArtifactSet, directory: Path) -
         COPY_PLUGIN,
     ]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=FETCH_TIMEOUT_S,
-            check=False,
-        )
+        done = run_tool(command, timeout_s=FETCH_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         reason = f"fetching {artifact_set.name} took more than {FETCH_TIMEOUT_S:.0f} s"
         raise PeerUnavailable(reason) from error

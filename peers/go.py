@@ -6,7 +6,6 @@ fetched; where the compiler or a module cannot be had, `PeerUnavailable` says wh
 """
 
 import hashlib
-import os
 import subprocess
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,6 +20,7 @@ from peers.fetch import (
     published,
     require_tool,
 )
+from peers.process import run_tool
 from peers.programs import RunningProgram, started
 
 _EXECUTABLE: Final = "program"
@@ -78,17 +78,8 @@ class GoPrograms:
 
 def _run(command: list[str], directory: Path | None = None) -> str:
     try:
-        done = subprocess.run(
-            command,
-            cwd=directory,
-            env={**os.environ, **_ENVIRONMENT},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=FETCH_TIMEOUT_S,
-            check=False,
+        done = run_tool(
+            command, timeout_s=FETCH_TIMEOUT_S, directory=directory, environment=_ENVIRONMENT
         )
     except subprocess.TimeoutExpired as error:
         reason = f"go {command[1]} took more than {FETCH_TIMEOUT_S:.0f} s"

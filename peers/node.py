@@ -7,7 +7,6 @@ which takes minutes: only who asks for that waits for it. What cannot be had rai
 """
 
 import hashlib
-import os
 import shutil
 import subprocess
 import tarfile
@@ -27,6 +26,7 @@ from peers.fetch import (
     published,
     require_tool,
 )
+from peers.process import run_tool
 from peers.programs import RunningProgram, started
 
 _MODULES: Final = "node_modules"
@@ -151,17 +151,11 @@ def _bring(npm: str, package: Package, directory: Path) -> None:
 
 def _run(command: list[str], directory: Path | None = None) -> str:
     try:
-        done = subprocess.run(
+        done = run_tool(
             command,
-            cwd=directory,
-            env={**os.environ, "JOBS": "1"},  # their steps depend on each other
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=FETCH_TIMEOUT_S,
-            check=False,
+            timeout_s=FETCH_TIMEOUT_S,
+            directory=directory,
+            environment={"JOBS": "1"},  # their steps depend on each other
         )
     except subprocess.TimeoutExpired as error:
         reason = f"{Path(command[0]).name} {command[1]} took more than {FETCH_TIMEOUT_S:.0f} s"

@@ -1,4 +1,5 @@
-"""This module starts one long-running program, waits for its ready line, and ends it by its id.
+"""This module starts one long-running program, waits for its ready line, and ends it by its id; or
+runs a short one to its end.
 
 Output goes to a file, never to a pipe nobody reads. A program that is still alive when the
 interpreter exits is killed, and also when the interpreter itself is killed: a test run that is cut
@@ -44,6 +45,28 @@ def _kill_leftovers() -> None:
 def tied(command: Sequence[str]) -> list[str]:
     """The command that runs `command` no longer than the thread lives that starts it."""
     return [sys.executable, "-IS", str(_TIE), str(os.getpid()), *command]
+
+
+def run_tool(
+    command: Sequence[str],
+    *,
+    timeout_s: float,
+    directory: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that ends by itself, and keep what it says; raises TimeoutExpired."""
+    return subprocess.run(
+        command,
+        cwd=directory,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+    )
 
 
 def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:

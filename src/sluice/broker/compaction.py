@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Final
 
 from sluice.broker.compaction_plan import Plan, Policy, lies_below, plan, policy_of
 from sluice.errors import MessageIllegal, RecordDamaged, SluiceError
-from sluice.model import Message
 from sluice.protocol import kafka_batches, kafka_compaction, kafka_entries, kafka_views, records
 from sluice.protocol.kafka_batches import BadBatch
 from sluice.protocol.kafka_compaction import Kept, Rules
 from sluice.protocol.kafka_keys import keys_of
-from sluice.storage.compacted import attach, hidden_topic
+from sluice.storage.compacted import attach, hidden_topic, message_of
 from sluice.storage.state import COMPACTED_PREFIX, COMPACTED_TABLE
 from sluice.storage.store import ColdRead, ReadStatus
 from sluice.storage.whole_batches import WholeBatch, stage_whole
@@ -210,7 +209,7 @@ class Job:
         queue.next_offset = offset
         if kept.batch is None:
             try:
-                store.stage(_message(self.hidden, entry), stored)
+                store.stage(message_of(entry, self.hidden), stored)
             except MessageIllegal:
                 # The limits were other ones when it came. Those of batches are wider.
                 unpacked_max = self.core.config.kafka_unpacked_bytes_max
@@ -271,22 +270,6 @@ def _as_it_is(entry: records.Entry) -> Kept:
     if head is None:
         return Kept(None, None, 1)
     return Kept(bytes(entry.body), head, head.record_count)
-
-
-def _message(topic: str, entry: records.Entry) -> Message:
-    return Message(
-        topic,
-        entry.queue_id,
-        entry.body,
-        records.without_checksum(entry.properties),
-        entry.flag,
-        entry.sys_flag,
-        entry.born_ms,
-        entry.born_host,
-        entry.reconsume_times,
-        entry.prepared_offset,
-        records.offset_count(entry.sys_flag, entry.properties),
-    )
 
 
 def remove(core: BrokerCore, hidden: str) -> None:

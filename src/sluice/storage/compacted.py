@@ -29,15 +29,10 @@ def hidden_topic(topic_id: str, queue_id: int, number: int) -> str:
     return f"{COMPACTED_PREFIX}{topic_id}_{queue_id}_{number}"
 
 
-def under_topic(view: Buffer, topic: bytes) -> bytes:
-    """An entry as if it were of another topic; without a checksum, which was compared before."""
-    entry = records.decode(view)
-    encoder = records.Encoder(
-        entry.store_host, with_crc=False, body_bytes_max=1 << 30, entry_bytes_max=1 << 30
-    )
-    count = records.offset_count(entry.sys_flag, entry.properties) if entry.sys_flag & 0x80 else 1
-    message = Message(
-        topic.decode(),
+def message_of(entry: records.Entry, topic: str) -> Message:
+    """An entry as a message of another topic."""
+    return Message(
+        topic,
         entry.queue_id,
         entry.body,
         records.without_checksum(entry.properties),
@@ -47,8 +42,17 @@ def under_topic(view: Buffer, topic: bytes) -> bytes:
         entry.born_host,
         entry.reconsume_times,
         entry.prepared_offset,
-        count,
+        records.offset_count(entry.sys_flag, entry.properties),
     )
+
+
+def under_topic(view: Buffer, topic: bytes) -> bytes:
+    """An entry as if it were of another topic; without a checksum, which was compared before."""
+    entry = records.decode(view)
+    encoder = records.Encoder(
+        entry.store_host, with_crc=False, body_bytes_max=1 << 30, entry_bytes_max=1 << 30
+    )
+    message = message_of(entry, topic.decode())
     size = encoder.measure(message, topic)
     return encoder.encode(message, topic, size, entry.queue_offset, entry.position, entry.store_ms)
 

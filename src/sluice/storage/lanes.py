@@ -96,10 +96,15 @@ class Lane:
     @staticmethod
     def fits(store: Store, topic: str, queue_id: int, sys_flag: int, born_host: bytes) -> bool:
         """Whether messages of this kind can take a lane; the others are staged the plain way."""
-        queue = store.queue(topic, queue_id)
+        queue = store.queues.get((topic, queue_id))
+        is_simple = (
+            not store.state.counts_batches(topic)
+            if queue is None
+            else queue.kind == QueueIndex.kind
+        )
         return (
-            queue.kind == QueueIndex.kind
-            and queue.topic_bytes != records.SCHEDULE_TOPIC
+            is_simple
+            and topic.encode() != records.SCHEDULE_TOPIC
             and not sys_flag & (records.SYS_INNER_BATCH | records.SYS_TX_MASK)
             and store.encoder.crc_bytes != 0
             and len(born_host) == Lane.HOST_BYTES
