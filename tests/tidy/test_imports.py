@@ -147,6 +147,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.delay_rescue": BUSINESS,
     "broker.delay_desk": BUSINESS,
     "broker.delay_metrics": ("telemetry",),
+    "broker.quick_commits": (
+        *("broker.topics", "protocol.framing", "protocol.records", "protocol.remoting_fast"),
+        *("storage.copies", "storage.lanes", "storage.queue_index", *PURE),
+    ),
     "broker.quick_halves": (
         *("broker.half_messages", "broker.quick_delays", "broker.topics", "protocol.records"),
         *("storage.copies", *PURE),

@@ -218,6 +218,10 @@ class Dedup:
         else:
             window.remove(key)
 
+    def is_watched(self, topic: str) -> bool:
+        """Whether something is remembered of what was sent to a topic."""
+        return topic in self._windows
+
     def take_topic(self, topic: str) -> Window | None:
         """A topic is being deleted: what was sent to it is nothing to a new one of its name."""
         return self._windows.pop(topic, None)

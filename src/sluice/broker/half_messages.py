@@ -343,6 +343,15 @@ def check_in_time(half: Half, ending: Ending, now_ms: int, timeout_ms: int) -> N
             )
 
 
+def check_repeated(before: str, ending: Ending) -> None:
+    """A transaction has ended: its end may be said again, but not another one."""
+    wanted = VERDICTS[ending.verdict]
+    if before != wanted:
+        raise IllegalOperation(
+            f"the transaction was {before} before, so it cannot be {wanted}; the first word counts"
+        )
+
+
 class Rules(NamedTuple):
     """What the settings say of questions."""
 

@@ -1,4 +1,4 @@
-"""This module serves sends and batches of the usual form straight from the bytes of their frames.
+"""This module serves sends, batches and commits of the usual form straight from their bytes.
 
 Sends are what a broker does most. One with a binary header, to a topic that asks for nothing
 special, with properties that ask for nothing either, is not made into a command: its parts are
@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
+from sluice.broker.quick_commits import QuickCommits
 from sluice.broker.quick_delays import QuickDelays, Sent
 from sluice.broker.quick_halves import QuickHalves
 from sluice.broker.sending import Sending, is_special
@@ -53,6 +54,7 @@ _WaitingElsewhere = tuple[bytes, int, Lane, str, Copied, str, bytes]
 _LANES_MAX: Final = 4096
 _SEND: Final = b"\x016"  # 310, as a binary header begins
 _BATCH: Final = b"\x01@"  # 320
+_END: Final = b"\x00%"  # 37
 _UNIQUE_BYTES_MAX: Final = 127  # of a key that fits into a quick answer
 
 
@@ -78,6 +80,7 @@ class QuickSends:
         self._delays = QuickDelays(core, sending)
         self._halves = QuickHalves(core, sending)
         self._delayed: list[_WaitingElsewhere] = []
+        self._commits = QuickCommits(core)
 
     def serve(self, connection: Connection, frame: Frame) -> bool:
         """Serve a frame if it is a send of the usual form; False: it is served the plain way.
@@ -86,6 +89,8 @@ class QuickSends:
         """
         code = frame[4:6]
         if code != _SEND:
+            if code == _END:
+                return self._commits.serve(frame)
             return code == _BATCH and self._serve_batch(connection, frame)
         if len(frame) < QUICK_BYTES_MIN or type(frame) is not bytes:
             return False
@@ -186,6 +191,7 @@ class QuickSends:
 
     def end_group(self, connection: Connection) -> None:
         """The frames that came together are served: their answers go out when all are safe."""
+        self._commits.end_group()
         group, batches, delayed = self._group, self._batches, self._delayed
         if not group and not batches and not delayed:
             return

@@ -246,19 +246,11 @@ class Transactions:
     def _end_again(self, half: Half, ending: Ending) -> None:
         """A second word: it may only repeat the first one."""
         before = self._ended.get(half.first_position, "ended")
-        wanted = forms.VERDICTS[ending.verdict]
         log_lines.info(
-            "%s of group %s was %s before: that it is %s now changes nothing",
-            half.unique_key,
-            half.group,
-            before,
-            wanted,
+            "%s of group %s was %s before: another word changes nothing",
+            *(half.unique_key, half.group, before),
         )
-        if before != wanted:
-            raise IllegalOperation(
-                f"the transaction was {before} before, so it cannot be {wanted}; "
-                "the first word counts"
-            )
+        forms.check_repeated(before, ending)
 
     def _commit(self, half: Half, done: Done) -> None:
         core = self._core
@@ -274,7 +266,7 @@ class Transactions:
 
         def confirmed(error: SluiceError | None) -> None:
             if error is not None:
-                self._reopen(half)
+                self.reopen(half.offset, half.position, half.first_position)
             else:
                 self.committed_count += 1
                 self._settle_key(half, committed=True)
@@ -285,8 +277,16 @@ class Transactions:
 
         placed = core.append(message, confirmed, keys)
         core.stats.stored(half.topic, 1, placed.size)
-        self._close(half, forms.VERDICTS[forms.COMMIT])
-        self._operations.done(half.offset, placed.position)
+        self.committed_to(half.offset, half.first_position, placed.position)
+
+    def committed_to(self, offset: int, first_position: int, made_at: int) -> None:
+        """What a half message was about is staged in its topic: nobody else may end it."""
+        self._close(offset, first_position, forms.VERDICTS[forms.COMMIT])
+        self._operations.done(offset, made_at)
+
+    def is_moving(self, first_position: int) -> bool:
+        """Whether it gets a new place just now, for which its end has to wait."""
+        return first_position in self._moving
 
     def _roll_back(self, half: Half, done: Done) -> None:
         def written(error: SluiceError | None) -> None:
@@ -296,7 +296,7 @@ class Transactions:
             done(error)
 
         self._store.require_writable()
-        self._close(half, forms.VERDICTS[forms.ROLLBACK])
+        self._close(half.offset, half.first_position, forms.VERDICTS[forms.ROLLBACK])
         self._operations.done(half.offset, self._store.log.written, written)
 
     def _settle_key(self, half: Half, *, committed: bool) -> None:
@@ -305,17 +305,17 @@ class Transactions:
             half.topic, half.entry.properties, half.first_position, committed=committed
         )
 
-    def _close(self, half: Half, outcome: str) -> None:
-        self.table.close(half.offset)
-        self._ended[half.first_position] = outcome
+    def _close(self, offset: int, first_position: int, outcome: str) -> None:
+        self.table.close(offset)
+        self._ended[first_position] = outcome
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
 
-    def _reopen(self, half: Half) -> None:
+    def reopen(self, offset: int, position: int, first_position: int) -> None:
         """What was to be made of a half message could not be stored: it is open as before."""
-        self._operations.undone(half.offset)
-        self._ended.pop(half.first_position, None)
-        self.table.reopen(half.offset, half.position, half.first_position, self._core.now_ms())
+        self._operations.undone(offset)
+        self._ended.pop(first_position, None)
+        self.table.reopen(offset, position, first_position, self._core.now_ms())
 
     # ------------------------------------------------------------------------------------ questions
 
@@ -414,7 +414,7 @@ class Transactions:
 
         def confirmed(error: SluiceError | None) -> None:
             if error is not None:
-                self._reopen(half)
+                self.reopen(half.offset, half.position, half.first_position)
             else:
                 self.parked_count += 1
                 self._settle_key(half, committed=False)
@@ -422,7 +422,7 @@ class Transactions:
         message = forms.parked_form(half.entry, half.first_position, checks)
         placed = core.append(message, confirmed)
         core.stats.stored(CHECK_MAX_TOPIC, 1, placed.size)
-        self._close(half, "parked")
+        self._close(half.offset, half.first_position, "parked")
         self._operations.done(half.offset, placed.position)
         log_lines.warning(
             "%s of group %s is parked in %s: it was asked about %d times, and nobody knew",
@@ -496,7 +496,7 @@ class Transactions:
             held = self._moving.pop(first)
             if error is not None:
                 table.forget_copy(placed.queue_offset)
-                self._reopen(half)
+                self.reopen(half.offset, half.position, half.first_position)
             elif self.follow() and table.is_open(placed.queue_offset) and not anew:
                 table.schedule(placed.queue_offset, max(due_ms, 0))
             for ending, told in held:

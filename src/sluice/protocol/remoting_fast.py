@@ -1,4 +1,4 @@
-"""This module reads sends and pulls into typed values, and writes their answers: the hot paths.
+"""This module reads sends, pulls and commits into typed values, and writes answers: the hot paths.
 
 It does nothing that `remoting.py` and `remoting_schemas.py` could not do, only faster: a test holds
 the two ways together. What is not as usual (a negative number, a field in capital letters) goes
@@ -282,6 +282,53 @@ def _learn_tail(part: bytes) -> int | None:
         _tails.clear()
     _tails[part] = times
     return times
+
+
+# --------------------------------------------------------------- commits, straight from bytes too
+
+_ONEWAY: Final = 2  # in a request's flag
+_END_CODE: Final = int(RequestCode.END_TRANSACTION)
+_COMMIT: Final = b"8"
+_END_FIELDS_MAX: Final = 16
+
+
+def quick_commit(frame: bytes) -> tuple[bytes, int, int] | None:
+    """Group, offset and position of a half message that is committed (37) by a binary header of at
+    least `QUICK_BYTES_MIN` bytes which asks for no answer; None where anything is unusual.
+    """
+    mark, code, _, flag, remark_bytes, fields_bytes = _QUICK.unpack_from(frame)
+    at, end = QUICK_BYTES_MIN, QUICK_BYTES_MIN + fields_bytes
+    if (
+        flag != _ONEWAY
+        or remark_bytes
+        or code != _END_CODE
+        or mark != _BINARY_MARK + end
+        or end > len(frame)
+    ):
+        return None
+    fields: dict[bytes, bytes] = {}
+    unpack = _U32.unpack_from
+    while at + 6 < end:
+        name_end = at + 2 + (frame[at] << 8 | frame[at + 1])
+        if name_end + 4 > end:
+            return None
+        begin = name_end + 4
+        stop = begin + unpack(frame, name_end)[0]
+        fields[frame[at + 2 : name_end]] = frame[begin:stop]
+        at = stop
+    get = fields.get
+    offset, position = get(b"tranStateTableOffset", b""), get(b"commitLogOffset", b"")
+    group = get(b"producerGroup", b"")
+    if (
+        at != end
+        or len(fields) > _END_FIELDS_MAX
+        or get(b"commitOrRollback") != _COMMIT
+        or not (group and get(b"msgId") and group.isascii())
+        or not (offset.isdigit() and position.isdigit())
+        or max(len(offset), len(position)) > _OFFSET_DIGITS_MAX
+    ):
+        return None
+    return group, int(offset), int(position)
 
 
 # ---------------------------------------------------------------------------------------- answers

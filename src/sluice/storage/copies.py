@@ -34,9 +34,10 @@ Keys = tuple[bytes, bytes, bytes]  # what `records.message_keys` finds
 # magic, checksum of the body, flag, position, flags of the system, time and host of birth, store
 # time, times it was tried, size of the body; and what a copy has.
 _ORIGINAL: Final = Struct(">iI4s4x4s8xqi16sq8x4s8xi")
+_WHOLE: Final = Struct(">iIIiiqqiq8sq8siqi")  # each field by itself
 COPIED: Final = Struct(">iI4si4sqqi16sq8s4sqi")
 HEAD_BYTES: Final = 88
-assert _ORIGINAL.size == COPIED.size == HEAD_BYTES
+assert _ORIGINAL.size == _WHOLE.size == COPIED.size == HEAD_BYTES
 _PREFIX: Final = Struct(">iI")
 _AHEAD_BYTES: Final = 1 << 16  # asked about at once: what is copied together often lies together
 _V6: Final = records.SYS_BORN_V6 | records.SYS_STORE_V6
@@ -155,6 +156,50 @@ def stage_copies(store: Store, positions: Iterable[int], choose: Choose) -> list
             shares.append(target.stage(found, end))
             found = []
     return shares
+
+
+def original_at(store: Store, position: int, flags: int = 0) -> Original | None:
+    """The entry at a position, for a copy that has these flags too.
+
+    None: it needs a closer look, as one that is not in memory for sure, or of unusual form.
+    """
+    log, reader = store.log, store.reader
+    at = position % log.segment_bytes
+    if (
+        not max(log.start, reader.hot_from, reader.trusted_from) <= position < store.confirmed
+        or log.segment_bytes - at < HEAD_BYTES
+    ):
+        return None
+    view = log.segments[position - at].file.view()
+    fields = _WHOLE.unpack_from(view, at)
+    size, magic, body_crc, _, flag, _, own, sys_flag, born_ms, born_host = fields[:10]
+    store_ms, _, times, origin, body_bytes = fields[10:]
+    if (
+        magic != records.MAGIC_V1
+        or own != position
+        or sys_flag & UNUSUAL
+        or origin
+        or not 0 <= body_bytes < size - HEAD_BYTES
+        or size > log.segment_bytes - at
+    ):
+        return None
+    body_at = at + HEAD_BYTES
+    topic_at = body_at + body_bytes
+    rest = bytes(view[topic_at : at + size])
+    properties_at = 3 + rest[0]
+    return Original(
+        position,
+        rest[1 : properties_at - 2],
+        body_crc,
+        flag,
+        sys_flag | flags,
+        born_ms,
+        born_host,
+        store_ms,
+        times,
+        view[body_at:topic_at],
+        records.without_checksum(rest[properties_at:]),
+    )
 
 
 class _Originals:
