@@ -201,16 +201,19 @@ class Connection(asyncio.BufferedProtocol):
             self._ask_turn()  # there is more where this came from, and the loop would go on reading
 
     def _hand_over(self, frames: list[Frame]) -> None:
+        is_waiting, self._flush_waits = self._flush_waits, True
         try:
             self._handler.received(self, frames)
         except ProtocolError as error:
             self._waiting.clear()
             self.close(str(error))
             return
-        # One turn may read many times before its end. Handed over now, answers that pile up
-        # stop that reading; at the turn's end it would be too late.
-        if self._out_bytes > self._limits.unsent_bytes_max:
-            self._flush()
+        finally:
+            self._flush_waits = is_waiting
+        # What is answered at once goes at once: a turn of the loop takes as long as a small
+        # request. And one turn may read many times before its end: answers that pile up stop that
+        # reading now; at the turn's end it would be too late.
+        self._flush()
 
     def _serve_waiting(self) -> None:
         """Hand over what waits: a part in each turn, and nothing while the peer does not read."""

@@ -260,6 +260,21 @@ def receive(connection: Connection, data: bytes) -> None:
     connection.buffer_updated(len(data))
 
 
+def test_what_is_answered_at_once_goes_at_once() -> None:
+    async def work() -> None:
+        connection, pipe = piped(Limits())
+        receive(connection, frame_of(b"first") + frame_of(b"second"))
+        assert pipe.writes == [frame_of(b"first") + frame_of(b"second")]
+        connection.send(b"later")
+        assert len(pipe.writes) == 1  # others of this turn may come
+        receive(connection, frame_of(b"three"))
+        assert pipe.writes[1:] == [b"later" + frame_of(b"three")]
+        await asyncio.sleep(0)
+        assert len(pipe.writes) == 2
+
+    run_once(work())
+
+
 def test_silence_is_measured_from_what_was_last_heard() -> None:
     async def work() -> None:
         connection, _ = piped(Limits(first_frame_ms=100, idle_ms=1000, frame_ms=500))

@@ -146,11 +146,17 @@ class BrokerCore:
 
     def ask_turn(self) -> None:
         """Something is staged: it is written at the end of this turn."""
-        if not self._turn_asked:
-            self._turn_asked = True
-            self._turn_ns = perf_counter_ns()
-            self._turn_put = self.stats.put
+        if self.begin_turn():
             self.call_soon(self.end_turn)
+
+    def begin_turn(self) -> bool:
+        """Whether the caller has to end this turn, because nobody else will."""
+        if self._turn_asked:
+            return False
+        self._turn_asked = True
+        self._turn_ns = perf_counter_ns()
+        self._turn_put = self.stats.put
+        return True
 
     def end_turn(self) -> None:
         self._turn_asked = False

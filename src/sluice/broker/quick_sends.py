@@ -27,6 +27,7 @@ from sluice.config import BrokerConfig
 from sluice.errors import SluiceError
 from sluice.net import Connection
 from sluice.protocol import records, remoting
+from sluice.protocol.batch_presses import Presses
 from sluice.protocol.framing import Frame
 from sluice.protocol.remoting import BINARY
 from sluice.protocol.remoting_fast import (
@@ -74,6 +75,7 @@ class QuickSends:
         self._sending = sending
         self._host_hex = core.store.encoder.store_host.hex().upper().encode()
         self._id_text = self._host_hex.decode() + "%016X,"
+        self._presses = Presses()
         self._lanes: dict[SendHead, tuple[Lane, TopicSettings, BrokerConfig]] = {}
         self._group: list[_Waiting] = []
         self._batches: list[_WaitingBatch] = []
@@ -81,6 +83,7 @@ class QuickSends:
         self._halves = QuickHalves(core, sending)
         self._delayed: list[_WaitingElsewhere] = []
         self._commits = QuickCommits(core)
+        self._last = 0  # whose sends were the last ones
 
     def serve(self, connection: Connection, frame: Frame) -> bool:
         """Serve a frame if it is a send of the usual form; False: it is served the plain way.
@@ -183,7 +186,7 @@ class QuickSends:
             return None
         if len(self._lanes) >= _LANES_MAX:
             self._lanes.clear()
-        lane = Lane(core.store, head.topic, queue_id, flags)
+        lane = Lane(core.store, head.topic, queue_id, flags, self._presses)
         self._lanes[head] = (lane, settings, core.config)
         return lane
 
@@ -191,13 +194,18 @@ class QuickSends:
 
     def end_group(self, connection: Connection) -> None:
         """The frames that came together are served: their answers go out when all are safe."""
-        self._commits.end_group()
         group, batches, delayed = self._group, self._batches, self._delayed
         if not group and not batches and not delayed:
+            self._commits.end_group()
             return
         self._group, self._batches, self._delayed = [], [], []
         core = self._core
-        core.ask_turn()
+        # One who is alone gets nothing from waiting for others' sends until the turn's end.
+        is_alone = self._last == id(connection) and core.begin_turn()
+        self._last = id(connection)
+        if not is_alone:
+            core.ask_turn()
+        self._commits.end_group()
         self._count(group, batches, delayed)
         others = len(group) + len(batches) + len(delayed) - 1
         core.admission.grouped_count += others
@@ -226,6 +234,8 @@ class QuickSends:
                         self._arrived(batch.lane, code)
 
         tell(core.store, sent)
+        if is_alone:
+            core.end_turn()
 
     def _count(
         self, group: list[_Waiting], batches: list[_WaitingBatch], delayed: list[_WaitingElsewhere]
