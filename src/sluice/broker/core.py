@@ -71,6 +71,8 @@ class BrokerCore:
         self._turn_asked = False
         self._turn_ns = 0
         self._turn_put = 0
+        self._peer = self._last_peer = 0  # who is served now, and who last had something stored
+        self._ends_early = False
         self.turns_waiting = 0  # whose messages wait for the disk
         self.topics = Topics(
             store,
@@ -145,18 +147,32 @@ class BrokerCore:
         return placed
 
     def ask_turn(self) -> None:
-        """Something is staged: it is written at the end of this turn."""
-        if self.begin_turn():
-            self.call_soon(self.end_turn)
+        """Something is staged: it is written at the end of this turn.
 
-    def begin_turn(self) -> bool:
-        """Whether the caller has to end this turn, because nobody else will."""
+        Where the last peer that had something stored is being served again it is taken to be the
+        only one: it would gain nothing from waiting for others, so its turn ends with `served`.
+        """
         if self._turn_asked:
-            return False
+            self._last_peer = self._peer or self._last_peer
+            return
         self._turn_asked = True
         self._turn_ns = perf_counter_ns()
         self._turn_put = self.stats.put
-        return True
+        if self._peer and self._peer == self._last_peer:
+            self._ends_early = True
+        else:
+            self._last_peer = self._peer
+            self.call_soon(self.end_turn)
+
+    def serve(self, peer: object) -> None:
+        """From now on until `served` the requests of one peer are served."""
+        self._peer = id(peer)
+
+    def served(self) -> None:
+        self._peer = 0
+        if self._ends_early:
+            self._ends_early = False
+            self.end_turn()
 
     def end_turn(self) -> None:
         self._turn_asked = False

@@ -193,12 +193,13 @@ class KafkaDoor:
     def __init__(self, node_for: Callable[[Connection], Node], kept_bytes_max: int) -> None:
         """`node_for`: this broker as the peer of a connection reaches it."""
         self._api: KafkaApi | None = None
+        self._core: BrokerCore | None = None
         self._node_for = node_for
         self._kept_bytes_max = kept_bytes_max
         self._is_shut = False
 
-    def open(self, api: KafkaApi) -> None:
-        self._api = api
+    def open(self, core: BrokerCore, api: KafkaApi) -> None:
+        self._core, self._api = core, api
 
     def shut(self) -> None:
         """From now on every request closes its connection: clients come again."""
@@ -217,7 +218,12 @@ class KafkaDoor:
             return
         if self._is_shut:
             raise ProtocolError("the broker stops")
-        session.received(frames, self._kept_bytes_max)
+        assert self._core is not None, "sessions begin when the door is open"
+        self._core.serve(connection)
+        try:
+            session.received(frames, self._kept_bytes_max)
+        finally:
+            self._core.served()
 
     def closed(self, connection: Connection) -> None:
         session = connection.attributes.pop(_SESSION, None)

@@ -83,7 +83,6 @@ class QuickSends:
         self._halves = QuickHalves(core, sending)
         self._delayed: list[_WaitingElsewhere] = []
         self._commits = QuickCommits(core)
-        self._last = 0  # whose sends were the last ones
 
     def serve(self, connection: Connection, frame: Frame) -> bool:
         """Serve a frame if it is a send of the usual form; False: it is served the plain way.
@@ -200,11 +199,7 @@ class QuickSends:
             return
         self._group, self._batches, self._delayed = [], [], []
         core = self._core
-        # One who is alone gets nothing from waiting for others' sends until the turn's end.
-        is_alone = self._last == id(connection) and core.begin_turn()
-        self._last = id(connection)
-        if not is_alone:
-            core.ask_turn()
+        core.ask_turn()
         self._commits.end_group()
         self._count(group, batches, delayed)
         others = len(group) + len(batches) + len(delayed) - 1
@@ -234,8 +229,6 @@ class QuickSends:
                         self._arrived(batch.lane, code)
 
         tell(core.store, sent)
-        if is_alone:
-            core.end_turn()
 
     def _count(
         self, group: list[_Waiting], batches: list[_WaitingBatch], delayed: list[_WaitingElsewhere]

@@ -100,12 +100,14 @@ class RemotingApi:
 
     def received(self, connection: Connection, frames: list[Frame]) -> None:
         quick = self._quick.serve
+        self._core.serve(connection)
         try:
             for frame in frames:
                 if not quick(connection, frame):
                     self._serve(connection, remoting.decode(frame))
         finally:
             self._quick.end_group(connection)
+            self._core.served()
 
     def _serve(self, connection: Connection, command: RemotingCommand) -> None:
         if command.is_answer:

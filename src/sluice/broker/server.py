@@ -138,7 +138,7 @@ class Broker:
         kafka_api = build(self.core)
         self.core.start()
         self._door.open(self.api)
-        self._kafka_door.open(kafka_api)
+        self._kafka_door.open(self.core, kafka_api)
         self._registering = loop.create_task(self.registrar.run())
         self._tasks = [loop.create_task(self._tick()), loop.create_task(self._expire())]
 

@@ -313,6 +313,13 @@ class CommitLog:
 
     # -------------------------------------------------------------------------------------- reading
 
+    def is_cached(self, start: int, stop: int) -> bool:
+        """Whether a part of one file is in memory; False where it takes more than one look."""
+        at = start % self.segment_bytes
+        if not 0 < stop - start <= self.segment_bytes - at:
+            return False
+        return self.segments[start - at].file.cached(at, at + stop - start)
+
     def view(self, position: int, size: int) -> memoryview:
         """The bytes at a position, as a slice of the file's mapping. The caller knows they are
         there.

@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Protocol
 
+from sluice.storage.system_calls import find_cachestat, run_apart
 from sluice.storage.system_calls import find_syncfs as _find_syncfs
-from sluice.storage.system_calls import run_apart
 
 Buffer = bytes | bytearray | memoryview
 
@@ -43,6 +43,7 @@ IOV_MAX_COUNT: Final = 1024
 # How much `resident` and `warm` read in one call: large enough that the call itself costs nothing
 # beside the copy, small enough that the scratch buffer stays in the processor's cache.
 _STEP_BYTES: Final = 1 << 20
+_COUNTED_BYTES: Final = 1 << 16  # from here on counting pages is faster than a copy
 
 # Up to here one fsync a file is cheaper than making the whole file system durable, which also waits
 # for whatever other programs have written.
@@ -58,6 +59,7 @@ _SAFE_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 
 _NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)  # Linux only; 0 = we cannot ask
 _SEEK_DATA: Final[int] = getattr(os, "SEEK_DATA", 0)
+_cachestat: Final = find_cachestat()
 _CANNOT_ASK: Final = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
 
 
@@ -115,6 +117,9 @@ class OpenFile(Protocol):
 
     def resident(self, start: int, stop: int) -> bool:
         """Say whether reading the range would not wait for the disk; False when unknown."""
+
+    def cached(self, start: int, stop: int) -> bool:
+        """The same, but it only says True where it need not look at each byte for it."""
 
     def warm(self, start: int, stop: int) -> None:
         """Bring the range into memory. May wait for the disk, so it runs on a thread."""
@@ -287,6 +292,8 @@ class RealFile:
             return True
         if start < 0 or not _NOWAIT:
             return False
+        if stop - start >= _COUNTED_BYTES and self.cached(start, stop):
+            return True
         while start < stop:
             step_bytes = min(stop - start, _STEP_BYTES)
             try:
@@ -301,6 +308,14 @@ class RealFile:
                 return False
             start += step_bytes
         return True
+
+    def cached(self, start: int, stop: int) -> bool:
+        if _cachestat is None or not 0 <= start < stop:
+            return False
+        with suppress(OSError):
+            page_count = (stop - 1) // mmap.PAGESIZE - start // mmap.PAGESIZE + 1
+            return _cachestat(self._fd, start, stop - start) >= page_count
+        return False
 
     def warm(self, start: int, stop: int) -> None:
         if start >= stop:

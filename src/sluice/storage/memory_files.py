@@ -158,6 +158,8 @@ class MemoryFile:
             start < cold_stop and cold_start < stop for cold_start, cold_stop in node.cold
         )
 
+    cached = resident
+
     def data_from(self, start: int) -> int:
         return min(start, self.size)
 

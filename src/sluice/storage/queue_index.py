@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
 
+import numpy as np
 from isal.isal_zlib import crc32
 
 from sluice.errors import StoreCorrupt
@@ -37,6 +38,10 @@ from sluice.storage.files import Files, OpenFile
 
 SIMPLE_UNIT: Final = Struct(">qiq")
 BATCH_UNIT: Final = Struct(">qiqqqhii")
+_SIZES: Final = np.dtype(
+    {"names": ["size"], "formats": [">i4"], "offsets": [8], "itemsize": BATCH_UNIT.size}
+)
+_MANY_BYTES: Final = 32 * BATCH_UNIT.size  # to add up sizes in one go is worth its while from here
 FILLER_SIZE: Final = 0x7FFFFFFF
 SIMPLE_FILLER: Final = SIMPLE_UNIT.pack(0, FILLER_SIZE, 0)
 COUNT_I16_MAX: Final = 32767
@@ -371,6 +376,10 @@ class QueueIndex:
             )
         ]
 
+    def iterate_within(self, raw: bytes | bytearray, start: int, bytes_max: int) -> list[Unit]:
+        """The same; those may be left out that a read of so many bytes does not reach."""
+        return self.iterate(raw, start)
+
     # ------------------------------------------------------------------------------------- deleting
 
     def freeze(self) -> QueueIndex:
@@ -491,6 +500,13 @@ class BatchQueueIndex(QueueIndex):
             (fields[0], fields[1], fields[2], fields[4], fields[7] or fields[5])
             for fields in BATCH_UNIT.iter_unpack(raw)
         ]
+
+    def iterate_within(self, raw: bytes | bytearray, start: int, bytes_max: int) -> list[Unit]:
+        if len(raw) >= _MANY_BYTES and bytes_max:
+            ends = np.frombuffer(raw, _SIZES)["size"].cumsum(dtype=np.int64)
+            reached = max(1, int(ends.searchsorted(bytes_max, side="right")))
+            raw = raw[: reached * BATCH_UNIT.size]
+        return self.iterate(raw, start)
 
     def seek(self, offset: int, store: QueueFiles, *, wait: bool) -> int:
         low, high = self.first, self.count

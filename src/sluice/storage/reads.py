@@ -176,7 +176,7 @@ class Reader:
             reach = SCAN_UNITS_MAX if accept is not None else min(count_max, SCAN_UNITS_MAX)
             stop = min(start + reach, visible)
             raw = queue.units(start, stop, self._store, wait=False)
-            units = queue.iterate(raw, start)
+            units = queue.iterate_within(raw, start, bytes_max if accept is None else 0)
             chosen, next_offset, byte_count = _choose(units, offset, count_max, bytes_max, accept)
         if not chosen:
             if stop >= visible:
@@ -193,11 +193,7 @@ class Reader:
         total_bytes = sum([unit[1] for unit in units])
         work = steps * (total_bytes + len(units) * _STEP_WORK)
         # Units of one queue lie in the log in their order, and a filler is longer than any limit.
-        if (
-            total_bytes <= SCAN_BYTES_MAX
-            and work <= SCAN_WORK_MAX
-            and units[0][0] >= self._hot_from()
-        ):
+        if total_bytes <= SCAN_BYTES_MAX and work <= SCAN_WORK_MAX and units[0][0] >= self.hot_from:
             return units
         reach_bytes, work = 0, 0
         places: list[tuple[int, int]] = []
@@ -264,7 +260,7 @@ class Reader:
             return None
         first, last = (SIMPLE_UNIT.unpack_from(raw, at)[0] for at in (0, len(raw) - UNIT_BYTES))
         base = first - first % self._log.segment_bytes
-        if first < max(self._trusted_from, self._hot_from()):
+        if first < max(self._trusted_from, self.hot_from):
             return None
         if not base <= last < base + self._log.segment_bytes:
             return None
@@ -395,17 +391,16 @@ class Reader:
 
     @property
     def hot_from(self) -> int:
-        return self._hot_from()
-
-    def _hot_from(self) -> int:
         """What this process wrote a short while ago is in memory."""
         return max(self._opened_at, self._log.written - self.hot_bytes)
 
     def require_memory(self, runs: list[tuple[int, int]]) -> None:
         """Raise `ColdRead` where a part may have to come from the disk."""
         log = self._log
-        hot_from = self._hot_from()
+        hot_from = self.hot_from
         segment_bytes = log.segment_bytes
+        if len(runs) > 1 and runs[0][0] < hot_from and log.is_cached(runs[0][0], runs[-1][1]):
+            return
         cold = []
         for start, stop in runs:
             if start < hot_from:

@@ -1,5 +1,4 @@
-"""This module holds two things that Python's `os` does not offer ready made: syncfs, and work
-apart.
+"""This module holds what Python's `os` does not offer ready made: syncfs, cachestat, work apart.
 
 Only `files.py` uses it. It knows no store and no file of it.
 """
@@ -7,6 +6,7 @@ Only `files.py` uses it. It knows no store and no file of it.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import sys
@@ -92,3 +92,31 @@ def reports_syncfs_errors(release: str) -> bool:
     if len(numbers) < 2 or not all(number.isdecimal() for number in numbers):
         return False
     return (int(numbers[0]), int(numbers[1])) >= (5, 8)
+
+
+_CACHESTAT: Final = 451  # its number on every architecture; since Linux 6.5
+
+
+def find_cachestat() -> Callable[[int, int, int], int] | None:
+    """Return the system call that counts the pages of a file's range which are in memory."""
+    if sys.platform != "linux":
+        return None
+    asked_type, found_type = ctypes.c_uint64 * 2, ctypes.c_uint64 * 5
+    function = ctypes.CDLL(None, use_errno=True).syscall
+    pointer = ctypes.c_void_p
+    function.argtypes = [ctypes.c_long, ctypes.c_int, pointer, pointer, ctypes.c_uint]
+    function.restype = ctypes.c_long
+
+    def cachestat(fd: int, start: int, byte_count: int) -> int:
+        found = found_type()
+        if function(_CACHESTAT, fd, asked_type(start, byte_count), found, 0) != 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+        return found[0]
+
+    try:
+        cachestat(-1, 0, 1)
+    except OSError as error:
+        # No such file: the call itself is there. Some containers forbid what they do not know.
+        return cachestat if error.errno == errno.EBADF else None
+    return None

@@ -24,7 +24,7 @@ from sluice.storage.queue_index import (
     QueueFiles,
     QueueIndex,
 )
-from sluice.storage.reads import ReadStatus
+from sluice.storage.reads import ReadStatus, _choose
 from tests.unit.storage.store_kit import Disk
 
 KEY = QueueKey("t", 3)
@@ -291,6 +291,23 @@ def test_the_unit_of_an_offset_is_found_by_searching(counts: list[int]) -> None:
     for number, (first, stop) in enumerate(pairwise(bounds)):
         for offset in {first, (first + stop) // 2, stop - 1}:
             assert index.seek(offset, queue.store, wait=True) == number
+
+
+@given(
+    st.lists(st.integers(100, 1 << 20), min_size=1, max_size=90),
+    st.integers(1, 3 << 20),
+)
+def test_units_that_a_read_does_not_reach_are_left_out(sizes: list[int], bytes_max: int) -> None:
+    index = BatchQueueIndex(KEY, "/store", FILE_UNITS)
+    raw = b"".join(index.pack(at * 7, size, 0, 0, at, 1) for at, size in enumerate(sizes))
+    everything = index.iterate(raw, 0)
+    within = index.iterate_within(raw, 0, bytes_max)
+    assert within == everything[: len(within)] != []
+    limits = (0, 1000, bytes_max, None)
+    assert _choose(within, *limits) == _choose(everything, *limits)
+    if len(sizes) >= 32:
+        assert sum(size for _, size, *_ in within[1:]) <= bytes_max
+    assert index.iterate_within(raw, 0, 0) == everything  # no limit: a filter may leave out any
 
 
 def test_reading_from_inside_a_batch_gives_the_whole_batch(disk: Disk) -> None:

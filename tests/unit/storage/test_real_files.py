@@ -4,6 +4,7 @@ What it has in common with the simulated disk is tested in test_files.py.
 """
 
 import errno
+import mmap
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from sluice.storage import files as files_module
 from sluice.storage import system_calls
 from sluice.storage.files import Buffer, RealFiles
+from sluice.storage.system_calls import find_cachestat
 
 _TRY_LOCK = """
 import fcntl, os, sys
@@ -253,3 +255,33 @@ def test_work_apart_that_breaks_is_an_error_here() -> None:
 
     with pytest.raises(OSError, match="ended with status"):
         RealFiles().apart(broken)
+
+
+def test_pages_in_memory_are_counted_where_the_system_can(tmp_path: Path) -> None:
+    if find_cachestat() is None:
+        pytest.skip("cachestat needs Linux 6.5 and a container that lets it pass")
+    page = mmap.PAGESIZE
+    file = RealFiles().create(f"{tmp_path}/a", 64 * page)
+    file.pwritev([b"x" * 64 * page], 0)
+    file.sync()
+    assert file.cached(0, 64 * page)
+    assert file.cached(page - 1, page + 1)
+    assert not file.cached(0, 65 * page)  # there is no such page
+    assert not file.cached(5, 5)
+    with open(f"{tmp_path}/a", "rb") as opened:
+        os.posix_fadvise(opened.fileno(), 8 * page, page, os.POSIX_FADV_DONTNEED)
+    if not file.cached(8 * page, 9 * page):  # the kernel may keep it
+        assert not file.cached(0, 64 * page)
+        assert file.cached(9 * page, 64 * page)
+    file.close()
+    assert not file.cached(0, page)
+
+
+def test_without_that_call_nothing_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "_cachestat", None)
+    file = RealFiles().create(f"{tmp_path}/a", 1 << 17)
+    file.pwritev([b"x" * (1 << 17)], 0)
+    assert not file.cached(0, 1 << 17)
+    assert file.resident(0, 1 << 17) == (sys.platform == "linux")
