@@ -69,8 +69,7 @@ class BrokerCore:
         self.now_ms = now_ms
         self.call_soon = call_soon
         self._turn_asked = False
-        self._turn_ns = 0
-        self._turn_put = 0
+        self._turn_ns = self._turn_put = 0
         self._peer = self._last_peer = 0  # who is served now, and who last had something stored
         self._ends_early = False
         self.turns_waiting = 0  # whose messages wait for the disk
