@@ -119,9 +119,13 @@ def _among(name: str, choices: frozenset[bytes], *, wanted: bool) -> Run:
 
 def negative(node: Node) -> Node:
     """Of a number; of anything else RocketMQ makes nothing, without a word."""
-    text = f"-{node.text}"
+    text, inner = f"-{node.text}", node.run
     if node.kind not in NUMBERS:
-        return Node(Kind.NOTHING, lambda data: None, text, depth=node.depth + 1)
+
+        def nothing(data: bytes) -> None:
+            inner(data)  # which may show that the message is not wanted at all
+
+        return Node(Kind.NOTHING, nothing, text, depth=node.depth + 1, steps=node.steps + 1)
     value = -node.value
     return Node(node.kind, lambda data: value, text, value=value, depth=node.depth + 1)
 

@@ -72,6 +72,7 @@ WANTED = [
     "'abc' CONTAINS 'b'",
     "a = 5 = TRUE",
     "NOT (missing CONTAINS 'x')",
+    "-(a = 5) = missing",  # the negative of a boolean is nothing
 ]
 UNWANTED = [
     "a = 6",
@@ -104,6 +105,7 @@ UNWANTED = [
     "-color IS NOT NULL",
     "1 = TRUE",
     "5 CONTAINS '5'",
+    "-(color > 1) = missing OR a = 5",  # what the negative is of has to be looked at, too
 ]
 REFUSED = [
     ("", 1),
