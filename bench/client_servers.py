@@ -16,7 +16,7 @@ from peers.artifacts import KAFKA, ROCKETMQ_PROXY
 from peers.errors import PeerFailed
 from peers.fetch import fetch
 from peers.java import OPEN_MODULES, java_command
-from peers.process import PeerProcess, free_ports, log_tail
+from peers.process import PeerProcess, free_ports, log_tail, run_tool
 
 PARTITIONS = 8
 START_TIMEOUT_S = 90.0
@@ -45,8 +45,9 @@ class JavaServer(ABC):
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._listens():
             if not self._process.running or time.monotonic() > deadline:
-                self.kill()
-                raise PeerFailed(f"{self.name} does not start:\n{log_tail(log)}")
+                tail = log_tail(log)
+                self.kill()  # its output goes with it
+                raise PeerFailed(f"{self.name} does not start:\n{tail}")
             time.sleep(POLL_INTERVAL_S)
 
     def _listens(self) -> bool:
@@ -103,6 +104,8 @@ class Kafka(JavaServer):
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,
             "group.initial.rebalance.delay.ms": 0,
+            # It is stopped between its turns, and must not take itself for dead after them.
+            "broker.session.timeout.ms": 3_600_000,
         }
         return "".join(f"{name}={value}\n" for name, value in lines.items())
 
@@ -140,16 +143,12 @@ class Proxy(JavaServer):
 
 
 def _output(command: list[str]) -> str:
-    """What a tool prints; PeerFailed where it fails."""
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=FORMAT_TIMEOUT_S,
-        check=False,
-    )
+    """What a tool prints; PeerFailed where it fails or does not come to an end."""
+    try:
+        done = run_tool(command, timeout_s=FORMAT_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        text = f"{command[-1]}: it did not end within {FORMAT_TIMEOUT_S:.0f} s"
+        raise PeerFailed(text) from error
     if done.returncode != 0:
         raise PeerFailed(f"{command[-1]}: {done.stdout[-2000:]}")
     return done.stdout

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -57,6 +57,14 @@ def read_job() -> Job:
 def report(count: int, seconds: float) -> None:
     """The last line of a program."""
     print(json.dumps({"count": count, "seconds": seconds}), flush=True)
+
+
+def reported(output: str) -> Mapping[str, float] | None:
+    """The report in a program's output, once it is there."""
+    for line in reversed(output[: output.rfind("\n") + 1].splitlines()):
+        if line.startswith('{"count"'):
+            return {name: float(value) for name, value in json.loads(line).items()}
+    return None
 
 
 def one_by_one(job: Job, send: Callable[[bytes], object], *, each: int = 1) -> None:

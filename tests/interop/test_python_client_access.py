@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from peers import Jars, RocketMQ
 from sluice import Admin, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage
 from sluice.errors import NoPermission, SluiceError
 from tests.interop.watching import wait_until
+from tests.unit.client.admin_kit import sluice
 
 _AUTH = "org.apache.rocketmq.auth"
 CONFIG = {
@@ -89,3 +91,26 @@ def test_who_has_not_is_refused(server: RocketMQ, keys: dict[str, Any]) -> None:
         queue = consumer.queues("TBW102")[0]
         with pytest.raises(SluiceError):
             consumer.commit({queue: 1})
+
+
+def test_record_and_replay_have_their_keys_from_the_environment(
+    server: RocketMQ, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = server.nameserver_address
+    monkeypatch.chdir(tmp_path)
+    with Admin(address, **KEYS) as admin:
+        admin.create_topic("Recorded", queues=2)
+        wait_until(lambda: "Recorded" in admin.topics(), lambda: str(admin.topics()))
+    with Producer(address, group="recorded-send", **KEYS) as producer:
+        for number in range(20):
+            producer.send(Message("Recorded", f"m{number}"))
+    record = ("record", "Recorded", "--to", "kept", "-n", address)
+    assert sluice(*record).status == 2, "nobody who has no keys"
+    monkeypatch.setenv("SLUICE_CLIENT_ACCESS_KEY", KEYS["access_key"])
+    monkeypatch.setenv("SLUICE_CLIENT_SECRET_KEY", KEYS["secret_key"])
+    done = sluice(*record)
+    assert done.status == 0, done
+    assert done.out.startswith("recorded 20 messages")
+    done = sluice("replay", "kept", "--speed", "max", "--no-report", "-n", address)
+    assert done.status == 0, done
+    assert done.out.startswith("sent 20 of 20 messages")

@@ -6,15 +6,21 @@ import asyncio
 import contextlib
 import itertools
 import json
+import sys
+import time
+from collections import Counter
 from collections.abc import Awaitable
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from bench import client, python_clients
+from bench import client, client_servers, python_clients
 from bench.clients import loads
 from bench.harness import Failed, Run
-from peers.errors import PeerUnavailable
+from peers.errors import PeerFailed, PeerUnavailable
+from peers.process import free_ports
 
 JOB = loads.Job("async", "127.0.0.1:1", "t", "g", 100, 0.0, 0.01, 1000)
 
@@ -114,10 +120,12 @@ class Rates:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path, **rates: float) -> None:
         self.rates = rates
         self.jobs: list[loads.Job] = []
+        self.turns: list[tuple[str, str, int, frozenset[str]]] = []
         self.lines: list[str] = []
         monkeypatch.setattr(client, "Sluice", FakeSluice)
-        monkeypatch.setattr(client, "Kafka", FakeServer)
-        monkeypatch.setattr(client, "Proxy", FakeServer)
+        monkeypatch.setattr(client, "Kafka", FakeKafka)
+        monkeypatch.setattr(client, "Proxy", FakeProxy)
+        monkeypatch.setattr("os.sync", lambda: None)
         monkeypatch.setattr(client, "fetch", lambda _: None)
         monkeypatch.setattr(client, "python_with", self.python_with)
         monkeypatch.setattr(client.Session, "_run_program", self.run_program)
@@ -133,6 +141,7 @@ class Rates:
         self.jobs.append(job)
         words = repr(command)
         key = "java" if "_java" in words else words.partition("'), '")[2].partition("'")[0]
+        self.turns.append((key, job.kind, job.body_bytes, frozenset(FakeServer.awake)))
         rate = self.rates.get(key, 100.0)
         if not rate:
             raise Failed("it hangs")
@@ -141,19 +150,36 @@ class Rates:
 
 class FakeServer:
     name = address = "server"
+    awake: ClassVar[set[str]] = set()
 
     def __init__(self, *_: object) -> None: ...
-    def start(self) -> None: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def kill(self) -> None: ...
+    def start(self) -> None:
+        self.resume()
+
+    def pause(self) -> None:
+        self.awake.remove(self.name)
+
+    def resume(self) -> None:
+        self.awake.add(self.name)
+
+    def kill(self) -> None:
+        self.awake.discard(self.name)
+
+
+class FakeKafka(FakeServer):
+    name = address = "kafka"
+
+
+class FakeProxy(FakeServer):
+    name = address = "proxy"
 
 
 class FakeSluice(FakeServer):
-    nameserver = "sluice"
+    name = nameserver = "sluice"
 
     def __init__(self, *_: object, flush: str) -> None: ...
     def start_until_first_send(self) -> float:
+        self.start()
         return 0.0
 
     def create_topic(self, topic: str) -> None: ...
@@ -175,19 +201,64 @@ def test_figures_have_one_line_for_each_other_client(
     assert "aiokafka 0.14.0, Kafka is left out: no network" in rates.lines
     assert any("(C++): client_sync_1k failed: it hangs" in line for line in rates.lines)
     fills = [(job.kind, job.address, job.body_bytes) for job in rates.jobs if job.kind == "fill"]
-    assert fills == [("fill", "sluice", 1024), ("fill", "server", 1024)]
+    assert fills == [("fill", "sluice", 1024), ("fill", "kafka", 1024)]
+
+
+def test_only_the_servers_of_a_turn_are_awake(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rates = Rates(monkeypatch, tmp_path)
+    client.measure(rates.run)
+    awake = {(key, kind): servers for key, kind, _, servers in rates.turns if kind != "fill"}
+    assert awake["ours", "sync"] == awake["java", "consume"] == {"sluice"}
+    assert awake["rocketmq_grpc", "async"] == {"sluice", "proxy"}
+    assert {servers for (key, _), servers in awake.items() if "kafka" in key} == {
+        frozenset({"kafka"})
+    }
+    assert FakeServer.awake == set()
+
+
+def test_a_full_run_has_more_rounds_of_the_named_figures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rates = Rates(monkeypatch, tmp_path, rocketmq_cpp=0.0)
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    run = Run(directory=tmp_path, quick=False)
+    client.measure(run)
+    ours = Counter(turn[1:3] for turn in rates.turns if turn[0] == "ours")
+    assert ours["sync", 1024] == ours["batched", 100] == ours["consume", 1024] == 3
+    assert ours["sync", 100] == ours["batched", 1024] == ours["consume", 100] == 1
+    # Who cannot do something is not asked again, whatever the size.
+    failed = [turn[1] for turn in rates.turns if turn[0] == "rocketmq_cpp"]
+    assert sorted(failed) == ["async", "batched", "consume", "sync"]
+    # A round that would end too late does not begin; the first one always does.
+    rates.turns.clear()
+    now[0] = run.begin + client.ROUND_BEGINS_S + 1
+    figures = client.measure(run)
+    assert {figure.name for figure in figures if "_vs_" not in figure.name} == set(client.FIGURES)
+    ours = Counter(turn[1:3] for turn in rates.turns if turn[0] == "ours" and turn[1] != "fill")
+    assert set(ours.values()) == {1}
+    assert "no time for round 2 of 3" in rates.lines
+    # Some figures only: all rounds of each.
+    rates.turns.clear()
+    now[0] = 0.0
+    client.measure(replace(run, only=frozenset({"client_sync_100"})))
+    ours = Counter(turn[1:3] for turn in rates.turns if turn[0] == "ours")
+    assert ours == {("sync", 100): 3}
 
 
 def test_ours_must_not_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rates = Rates(monkeypatch, tmp_path, ours=0.0)
     with pytest.raises(Failed, match="hangs"):
         client.measure(rates.run)
+    assert [turn[0] for turn in rates.turns] == ["ours", "ours"]  # once more, and no further
 
 
 def test_the_last_report_in_an_output_counts() -> None:
-    assert client._said("") is None
-    assert client._said('{"count": 1, "sec') is None
-    assert client._said('noise\n{"count": 4, "seconds": 2.0}\nmore\n') == {
+    assert loads.reported("") is None
+    assert loads.reported('{"count": 1, "sec') is None
+    assert loads.reported('noise\n{"count": 4, "seconds": 2.0}\nmore\n') == {
         "count": 4.0,
         "seconds": 2.0,
     }
@@ -216,3 +287,53 @@ def test_a_client_that_cannot_be_installed_says_so(
     with contextlib.suppress(PeerUnavailable):
         python_clients.python_with("nothing==1")
     assert len(calls) == 4  # an environment is whole, or not there
+
+
+# ------------------------------------------------------------------------------------------ servers
+
+
+class Program(client_servers.JavaServer):
+    """A server that is a few lines of Python."""
+
+    def __init__(self, directory: Path, lines: str) -> None:
+        (port,) = free_ports(1)
+        super().__init__("the program", port, directory)
+        self._lines = lines.replace("PORT", str(port))
+
+    def start(self) -> None:
+        self.directory.mkdir()
+        self._start([sys.executable, "-c", self._lines])
+
+    @property
+    def state(self) -> str:
+        assert self._process is not None
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8")
+        return stat.rpartition(")")[2].split()[0]
+
+
+def test_a_server_that_does_not_start_is_quoted(tmp_path: Path) -> None:
+    with pytest.raises(PeerFailed, match="does not start:\nno memory"):
+        Program(tmp_path / "server", "print('no memory')").start()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="states of processes are read from /proc")
+def test_a_server_is_stopped_between_its_turns(tmp_path: Path) -> None:
+    lines = "import socket; s = socket.create_server(('127.0.0.1', PORT)); [*iter(s.accept, 0)]"
+    server = Program(tmp_path / "server", lines)
+    server.start()
+    try:
+        server.pause()
+        while server.state != "T":
+            time.sleep(0.001)
+        server.resume()
+        while server.state == "T":
+            time.sleep(0.001)
+    finally:
+        server.kill()
+    assert not (tmp_path / "server").exists()
+
+
+def test_a_tool_that_does_not_end_is_a_peer_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_servers, "FORMAT_TIMEOUT_S", 0.01)
+    with pytest.raises(PeerFailed, match="did not end"):
+        client_servers._output([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -23,6 +23,8 @@ from sluice.model import Buffer
 from sluice.protocol import remoting
 from sluice.protocol.remoting import JSON, RemotingCommand
 
+Body = Buffer | tuple[Buffer, ...]  # in parts, where they lie apart
+
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 ANSWER_HEADER_BYTES_MAX: Final = 4 * 1024 * 1024
 _IDLE_MAX: Final = 8  # links to one address that are kept for later
@@ -64,7 +66,7 @@ class BlockingLink:
         self,
         code: int,
         ext: Mapping[str, str],
-        body: Buffer = b"",
+        body: Body = b"",
         timeout_seconds: float = 30.0,
     ) -> RemotingCommand:
         """Ask and wait for the answer, whatever its code says.
@@ -75,12 +77,15 @@ class BlockingLink:
         if self._socket is None:
             raise LinkLost(f"{self.address}: the connection is closed")
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF
-        head = remoting.head(JSON, code, self._opaque, 0, dict(ext), None, len(body))
+        parts = body if isinstance(body, tuple) else (body,)
+        byte_count = sum(map(len, parts))
+        head = remoting.head(JSON, code, self._opaque, 0, dict(ext), None, byte_count)
         try:
             self._socket.settimeout(timeout_seconds)
             self._socket.sendall(head)
-            if len(body):
-                self._socket.sendall(body)
+            for part in parts:
+                if len(part):
+                    self._socket.sendall(part)
             while True:
                 command = remoting.decode(self._frame(), ANSWER_HEADER_BYTES_MAX)
                 # What the peer asks by itself is not for a link that only asks.
@@ -133,7 +138,7 @@ class LinkPool:
         address: str,
         code: int,
         ext: Mapping[str, str],
-        body: Buffer = b"",
+        body: Body = b"",
         timeout_seconds: float = 30.0,
     ) -> RemotingCommand:
         """One request over a link of the pool, or a new one."""

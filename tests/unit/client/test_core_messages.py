@@ -133,7 +133,8 @@ def test_a_template_writes_what_the_codec_reads(body: bytes) -> None:
     # And our own broker takes its short way with it.
     quick = remoting_fast.quick_send(frame[4:])
     assert quick is not None
-    assert (quick[0], quick[2], quick[3], quick[5]) == (77, BORN_MS, properties, body)
+    assert (quick[0], quick[2], quick[3]) == (77, BORN_MS, properties)
+    assert frame[4 + quick[5] :] == body
 
 
 def test_a_template_of_batches_is_quick_too() -> None:
@@ -156,7 +157,8 @@ def test_a_template_of_batches_is_quick_too() -> None:
     quick = remoting_fast.quick_send(frame[4:])
     assert quick is not None
     assert quick[4] == -1
-    assert [bytes(part[1]) for part in split_batch(quick[5])] == [body for body, _, _ in messages]
+    sent = split_batch(frame[4 + quick[5] :])
+    assert [bytes(part[1]) for part in sent] == [body for body, _, _ in messages]
 
 
 def test_a_template_serves_messages_of_all_sizes() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final
 
+from sluice.client.aio.bulk_pulls import Backlog, must_wait
 from sluice.client.aio.offset_file import OffsetFile
 from sluice.client.aio.pulls import Asked, Pulled, ask, ask_on, read_answer
 from sluice.client.aio.session import Session, make_client_id
@@ -68,10 +69,11 @@ _RELOCK_SECONDS: Final = 20.0
 class Lane:
     """A queue of this member, and the task that pulls it."""
 
-    __slots__ = ("process", "read_from", "room", "task", "work")
+    __slots__ = ("backlog", "process", "read_from", "room", "task", "work")
 
     def __init__(self, process: ProcessQueue) -> None:
         self.process = process
+        self.backlog = Backlog()
         self.read_from = 0  # which copy of the broker
         self.room = asyncio.Event()  # set when it may be that there is room again
         self.task: asyncio.Task[Any] | None = None
@@ -358,7 +360,7 @@ class Member:
         try:
             if asked is None:
                 asked = await ask(self, lane)
-            found = read_answer(self, lane, await asked.answer)
+            found = read_answer(self, lane, asked, await asked.answer)
             if process is not lane.process or (self.locks_queues and not self._is_locked(process)):
                 following = None
             else:
@@ -390,10 +392,10 @@ class Member:
         if process.is_paused or (self.locks_queues and not self._is_locked(process)):
             await asyncio.sleep(_PAUSE_SECONDS)
             return False
-        if not process.why_full():
+        if not process.why_full() and not must_wait(self, lane):
             return True
         lane.room.clear()
-        if process.why_full():
+        if process.why_full() or must_wait(self, lane):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FULL_SECONDS):
                     await lane.room.wait()

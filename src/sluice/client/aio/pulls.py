@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sluice.client.aio.bulk_pulls import bulk_fields, must_wait, read_bulk
 from sluice.client.core.messages import ReceivedMessage, read_pulled
 from sluice.client.core.process_queues import ProcessQueue
 from sluice.client.core.refusals import refusal
@@ -16,6 +17,7 @@ from sluice.errors import LinkError, ProtocolError, SubscriptionMissing
 from sluice.protocol.framing import Frame
 from sluice.protocol.json_members import MessageQueue
 from sluice.protocol.remoting import RemotingCommand
+from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.protocol.remoting_codes import ResponseCode as Response
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class Asked(NamedTuple):
 
     process: ProcessQueue
     answer: asyncio.Future[RemotingCommand]
+    offset: int
+    is_bulk: bool = False
 
     def forget(self) -> None:
         """Nobody wants the answer any more."""
@@ -52,6 +56,7 @@ class Pulled(NamedTuple):
     """What one pull brought. `is_elsewhere`: the queue has no such offset, go on at the next."""
 
     data: Frame
+    count_max: int  # messages in the data
     next_offset: int
     is_elsewhere: bool = False
 
@@ -73,18 +78,41 @@ def ask_on(member: Member, lane: Lane, found: Pulled) -> Asked | None:
     process = lane.process
     if not found.data or process.is_dropped or process.is_paused:
         return None
-    if process.why_full(member.settings.pull_count, len(found.data)):
+    if process.why_full(found.count_max, len(found.data)):
+        return None
+    if must_wait(member, lane, found.count_max):
         return None
     link = member.session.known_link(lane.queue.broker_name, lane.read_from)
     if link is None:
         return None
     try:
-        return _asked(member, lane, link, found.next_offset)
+        more = (found.count_max, len(found.data))
+        return _asked(member, lane, link, found.next_offset, *more)
     except LinkError:
         return None  # it is asked for again when nothing is under way
 
 
-def _asked(member: Member, lane: Lane, link: ClientLink, offset: int) -> Asked:
+def _asked(
+    member: Member,
+    lane: Lane,
+    link: ClientLink,
+    offset: int,
+    more_count: int = 0,
+    more_bytes: int = 0,
+) -> Asked:
+    process = lane.process
+    seconds = (member.settings.pull_wait_ms + _MORE_MS) / 1000
+    now = asyncio.get_running_loop().time()
+    fields = bulk_fields(member, lane, now, offset, more_count, more_bytes)
+    if fields is not None:
+        answer = link.request_now(Request.SLUICE_BULK_FETCH, fields, timeout_seconds=seconds)
+        return Asked(process, answer, offset, is_bulk=True)
+    fields = _pull_fields(member, lane, offset)
+    answer = link.request_now(member.pull_code, fields, timeout_seconds=seconds)
+    return Asked(process, answer, offset)
+
+
+def _pull_fields(member: Member, lane: Lane, offset: int) -> dict[str, str]:
     process, queue, settings = lane.process, lane.queue, member.settings
     subscription = member.subscriptions[queue.topic]
     flags = _FLAG_SUSPEND
@@ -109,13 +137,15 @@ def _asked(member: Member, lane: Lane, link: ClientLink, offset: int) -> Asked:
         ext["subscription"] = subscription.expression
         ext["expressionType"] = subscription.expression_type
     ext["sysFlag"] = str(flags)
-    seconds = (settings.pull_wait_ms + _MORE_MS) / 1000
-    return Asked(process, link.request_now(member.pull_code, ext, timeout_seconds=seconds))
+    return ext
 
 
-def read_answer(member: Member, lane: Lane, answer: RemotingCommand) -> Pulled:
+def read_answer(member: Member, lane: Lane, asked: Asked, answer: RemotingCommand) -> Pulled:
     """What a broker says to a pull; raises what it refuses with."""
     code, queue = answer.code, lane.queue
+    if asked.is_bulk:
+        found = read_bulk(lane, answer)
+        return Pulled(b"", 0, asked.offset) if found is None else Pulled(*found)
     if code in _NOT_KNOWN:
         raise SubscriptionMissing(f"the broker does not know what {member.group} wants yet")
     if code not in (Response.SUCCESS, Response.PULL_OFFSET_MOVED, *_NOTHING):
@@ -123,8 +153,10 @@ def read_answer(member: Member, lane: Lane, answer: RemotingCommand) -> Pulled:
     try:
         next_offset = int(answer.ext["nextBeginOffset"])
         lane.read_from = int(answer.ext.get("suggestWhichBrokerId", "0"))
+        lane.backlog.behind = int(answer.ext.get("maxOffset", "0")) - next_offset
+        lane.backlog.pulled_at = asyncio.get_running_loop().time()
     except (KeyError, ValueError):
         raise ProtocolError(f"{queue}: the answer to a pull has no offset") from None
     if code == Response.SUCCESS:
-        return Pulled(answer.body, next_offset)
-    return Pulled(b"", next_offset, code == Response.PULL_OFFSET_MOVED)
+        return Pulled(answer.body, member.settings.pull_count, next_offset)
+    return Pulled(b"", 0, next_offset, code == Response.PULL_OFFSET_MOVED)

@@ -236,7 +236,9 @@ class PushConsumer(Member):
             lane, process, messages = await self._next()
             worker.lane = lane
             try:
-                if self._is_coroutine:
+                if self._is_coroutine and self.push.batch_size == 1 and not self._observers:
+                    await self._run_plainly(worker, lane, process, messages)
+                elif self._is_coroutine:
                     await self._run_coroutines(worker, lane, process, messages)
                 else:
                     await self._run_on_thread(worker, lane, process, messages)
@@ -254,6 +256,49 @@ class PushConsumer(Member):
     def _groups(self, messages: list[ReceivedMessage]) -> list[list[ReceivedMessage]]:
         size = self.push.batch_size
         return [messages[at : at + size] for at in range(0, len(messages), size)]
+
+    async def _run_plainly(
+        self, worker: _Worker, lane: Lane, process: ProcessQueue, messages: list[ReceivedMessage]
+    ) -> None:
+        """As `_run_coroutines`, for handlers of single messages that nobody watches."""
+        handler, clock = self._handler, time.monotonic
+        begun = clock()
+        failed: set[ReceivedMessage] = set()
+        error: BaseException | None
+        place = 0  # of the message that the handler has
+        worker.messages = messages
+        try:
+            for message in messages:
+                if process.is_dropped:
+                    break
+                worker.since = clock()
+                try:
+                    error = _verdict(False) if await handler(message) is False else None
+                except BaseException as failure:
+                    if _is_own_end(failure):
+                        raise
+                    error = failure
+                place += 1
+                if error is not None:
+                    failed.add(message)
+                    self._failed(lane, process, [message], error)
+        except asyncio.CancelledError:
+            if worker.is_hung:
+                failed.add(messages[place])
+                self._failed(lane, process, [messages[place]], self._hung_error())
+                place += 1
+            raise
+        finally:
+            done = messages
+            if place < len(messages):
+                done = messages[:place]
+                process.give_back(messages[place:])
+                if not self._is_closing:
+                    self.arrived(lane)
+            if failed:
+                done = [message for message in done if message not in failed]
+            self._succeeded(lane, process, done)
+            self._size.took(clock() - begun, len(messages))
 
     async def _run_coroutines(
         self, worker: _Worker, lane: Lane, process: ProcessQueue, messages: list[ReceivedMessage]
@@ -296,15 +341,11 @@ class PushConsumer(Member):
             result: Awaitable[Any] = self._handler(given)
             if await result is False:
                 error = _verdict(False)
-        except asyncio.CancelledError as failure:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                # It is the worker that is to end, not something that the handler did.
+        except BaseException as failure:
+            if _is_own_end(failure):
                 if contexts is not None:
                     self._after(group, contexts, self._given_up_error(), begun)
                 raise
-            error = failure
-        except BaseException as failure:
             error = failure
         if contexts is not None:
             self._after(group, contexts, error, begun)
@@ -523,11 +564,17 @@ def _guarded(call: Callable[..., object], *arguments: object) -> object:
         return None
 
 
+def _is_own_end(failure: BaseException) -> bool:
+    """Whether it is the worker that is to end, not something that the handler did."""
+    if not isinstance(failure, asyncio.CancelledError):
+        return False
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 def _verdict(result: object) -> SluiceError | None:
     """What a handler's return value means: False is "later", anything else is success."""
-    if result is False:
-        return HandlerFailed("the handler returned False")
-    return None
+    return HandlerFailed("the handler returned False") if result is False else None
 
 
 def _failure(error: BaseException, message: ReceivedMessage) -> HandlerFailed:

@@ -300,12 +300,14 @@ class SentBatch(NamedTuple):
 
 
 class ReceivedMessage:
-    """One message of a pull. Its parts are made when they are asked for, and kept."""
+    """One message of a pull. Its parts are made when they are asked for, and kept.
+
+    It has bytes of its own: who keeps one message does not keep the answer that brought it.
+    """
 
     __slots__ = (
-        *("_at", "_body", "_body_at", "_body_end", "_data", "_end", "_head", "_properties"),
-        *("_properties_at", "attempts", "is_done", "queue", "queue_offset", "stored_bytes"),
-        *("sys_flag",),
+        *("_body", "_head", "_properties", "attempts", "is_done", "queue", "queue_offset"),
+        *("stored_body", "stored_bytes", "sys_flag", "wire_properties"),
     )
 
     def __init__(
@@ -314,25 +316,17 @@ class ReceivedMessage:
         queue_offset: int,
         stored_bytes: int,
         sys_flag: int,
-        data: Buffer,
-        at: int,
-        body_at: int,
-        body_end: int,
-        properties_at: int,
-        end: int,
-        head: tuple[Any, ...] | None = None,
+        head: bytes | tuple[Any, ...],
+        stored_body: bytes,
+        wire_properties: bytes,
     ) -> None:
         self.queue = queue
         self.queue_offset = queue_offset
         self.stored_bytes = stored_bytes
         self.sys_flag = sys_flag
-        self._data = data
-        self._at = at
-        self._body_at = body_at
-        self._body_end = body_end
-        self._properties_at = properties_at
-        self._end = end
-        self._head = head  # None: not taken apart yet
+        self._head = head  # bytes: not taken apart yet
+        self.stored_body = stored_body  # as it is stored, packed or not
+        self.wire_properties = wire_properties
         self._body: bytes | None = None
         self._properties: dict[str, str] | None = None
         self.is_done = False
@@ -340,26 +334,18 @@ class ReceivedMessage:
 
     @property
     def _fields(self) -> tuple[Any, ...]:
-        if self._head is None:
-            self._head = ENTRY_HEAD.unpack_from(self._data, self._at)
+        if isinstance(self._head, bytes):
+            self._head = ENTRY_HEAD.unpack(self._head)
         return self._head
 
     @property
     def body(self) -> bytes:
         """The body as its producer gave it, unpacked."""
+        if not self.sys_flag & _FLAG_COMPRESSED:
+            return self.stored_body
         if self._body is None:
-            body = bytes(self._data[self._body_at : self._body_end])
-            self._body = _unpacked(body, self.sys_flag) if self.sys_flag & 1 else body
+            self._body = _unpacked(self.stored_body, self.sys_flag)
         return self._body
-
-    @property
-    def stored_body(self) -> bytes:
-        """The body as it is stored, packed or not."""
-        return bytes(self._data[self._body_at : self._body_end])
-
-    @property
-    def wire_properties(self) -> bytes:
-        return bytes(self._data[self._properties_at : self._end])
 
     @property
     def properties(self) -> dict[str, str]:
@@ -428,7 +414,7 @@ class ReceivedMessage:
 
     def __repr__(self) -> str:
         place = f"{self.queue.topic}/{self.queue.queue_id}@{self.queue_offset}"
-        return f"ReceivedMessage({place}, {self._body_end - self._body_at} bytes)"
+        return f"ReceivedMessage({place}, {len(self.stored_body)} bytes)"
 
 
 _BODY_AT: Final = ENTRY_HEAD.size
@@ -444,42 +430,32 @@ def read_pulled(data: Buffer, queue: MessageQueue) -> list[ReceivedMessage]:
 
     Raises ProtocolError where the bytes are no messages: nothing after them can be trusted.
     """
+    if not isinstance(data, bytes):
+        data = bytes(data)  # cutting it up is quicker than with a view
     unpack = _ENTRY_SKETCH.unpack_from
     messages: list[ReceivedMessage] = []
     add = messages.append
-    view = memoryview(data)
     at, end = 0, len(data)
     try:
         while at < end:
             size, magic, body_crc, queue_offset, sys_flag, body_bytes = unpack(data, at)
             if magic != records.MAGIC_V1 or sys_flag & _ODD_FLAGS:
-                entry = records.decode(view, at)
+                entry = records.decode(data, at)
                 messages += _odd(entry, queue)
                 at += entry.size
                 continue
-            begin = at
             body_at = at + _BODY_AT
             body_end = body_at + body_bytes
             properties_at = body_end + 3 + data[body_end]
+            begin = at
             at += size
             if not body_at <= body_end < properties_at <= at <= end:
                 raise ProtocolError(f"{queue}: a message that does not fit into its size")
-            if crc32(view[body_at:body_end]) & _MASK_31 != body_crc:
+            body = data[body_at:body_end]
+            if crc32(body) & _MASK_31 != body_crc:
                 raise ProtocolError(f"{queue}: the body at offset {queue_offset} is damaged")
-            add(
-                ReceivedMessage(
-                    queue,
-                    queue_offset,
-                    size,
-                    sys_flag,
-                    data,
-                    begin,
-                    body_at,
-                    body_end,
-                    properties_at,
-                    at,
-                )
-            )
+            head, properties = data[begin:body_at], data[properties_at:at]
+            add(ReceivedMessage(queue, queue_offset, size, sys_flag, head, body, properties))
     except (ValueError, IndexError, struct_error, MessageIllegal) as error:
         raise ProtocolError(f"{queue}: a message that cannot be read: {error}") from error
     return messages
@@ -492,24 +468,17 @@ def _odd(entry: records.Entry, queue: MessageQueue) -> list[ReceivedMessage]:
         *(entry.queue_offset, entry.position, entry.sys_flag, entry.born_ms, entry.born_host),
         *(entry.store_ms, entry.store_host, entry.reconsume_times, entry.prepared_offset, 0),
     )
-    if not entry.sys_flag & records.SYS_INNER_BATCH:
-        data = bytes(entry.body) + entry.properties
-        body_bytes, end = len(entry.body), len(data)
-        place = (0, 0, body_bytes, body_bytes, end)
-        queue_offset, size = entry.queue_offset, entry.size
-        return [
-            ReceivedMessage(queue, queue_offset, size, entry.sys_flag, data, *place, head=fields)
-        ]
+    flag = entry.sys_flag
+    if not flag & records.SYS_INNER_BATCH:
+        place = (queue, entry.queue_offset, entry.size, flag, fields)
+        return [ReceivedMessage(*place, bytes(entry.body), entry.properties)]
     base = records.property_value(entry.properties, b"INNER_BASE")
     first = int(base) if base else entry.queue_offset
     result = []
-    for index, (_, body, properties) in enumerate(split_batch(entry.body)):
-        data = bytes(body) + properties
-        size, end = len(body), len(data)
-        place = (0, 0, size, size, end)
-        result.append(
-            ReceivedMessage(queue, first + index, end, entry.sys_flag, data, *place, head=fields)
-        )
+    for offset, (_, inner, properties) in enumerate(split_batch(entry.body), first):
+        body, properties = bytes(inner), bytes(properties)
+        size = len(body) + len(properties)
+        result.append(ReceivedMessage(queue, offset, size, flag, fields, body, properties))
     return result
 
 

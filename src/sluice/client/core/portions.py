@@ -15,7 +15,7 @@ _WEIGHT: Final = 0.2  # of the newest measurement
 # Of a handler that takes less than this for a message, no worker gets less than so many, however
 # many others are free: handing over would cost more than they could save.
 _QUICK_SECONDS: Final = 0.000_060
-_QUICK_COUNT: Final = 16
+_QUICK_COUNT: Final = 32  # what a pull brings
 
 
 class PortionSize:

@@ -121,6 +121,12 @@ class ProcessQueue:
     def oldest(self) -> ReceivedMessage | None:
         return self._order[0] if self._order else None
 
+    def room(self, more_count: int = 0, more_bytes: int = 0) -> tuple[int, int]:
+        """How many messages and bytes there is room for, behind those that are to come."""
+        limits = self._limits
+        count = min(limits.queue_count_max - self._unfinished, limits.queue_span_max - self.span)
+        return count - more_count, limits.queue_bytes_max - self._bytes - more_bytes
+
     def why_full(self, more_count: int = 0, more_bytes: int = 0) -> str:
         """Why nothing more is to be pulled now; empty where it may. `more`: what is to come."""
         limits = self._limits

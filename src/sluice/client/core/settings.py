@@ -109,6 +109,7 @@ class ConsumerSettings(ClientSettings):
     start_timestamp: When = 0.0  # with start_at="timestamp": a datetime, or seconds since 1970
     pull_count: int = 32
     pull_wait_ms: int = 15_000
+    bulk_bytes: int = 1024 * 1024  # at a time, of a Sluice broker with many waiting; 0: only pulls
     queue_count_max: int = 1000  # messages of one queue in memory; above, nothing is pulled
     queue_bytes_max: int = 100 * 1024 * 1024
     queue_span_max: int = 2000  # from the oldest to the newest of a queue that are in memory
@@ -124,6 +125,7 @@ class ConsumerSettings(ClientSettings):
         for name in ("queue_count_max", "queue_bytes_max", "queue_span_max", "commit_ms"):
             _need(getattr(self, name) > 0, f"{name} must be above 0")
         _need(self.rebalance_ms > 0, "rebalance_ms must be above 0")
+        _need(0 <= self.bulk_bytes <= 8 << 20, "bulk_bytes: allowed are 0 to 8388608")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
