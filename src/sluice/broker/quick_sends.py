@@ -9,6 +9,7 @@ are safe. Whatever is unusual is left to the plain way (`send_api.py`), which do
 
 from __future__ import annotations
 
+from struct import pack
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
@@ -74,7 +75,7 @@ class QuickSends:
         self._api = api
         self._sending = sending
         self._host_hex = core.store.encoder.store_host.hex().upper().encode()
-        self._id_text = self._host_hex.decode() + "%016X,"
+        self._host_text = self._host_hex.decode()
         self._presses = Presses()
         self._lanes: dict[SendHead, tuple[Lane, TopicSettings, BrokerConfig]] = {}
         self._group: list[_Waiting] = []
@@ -99,7 +100,8 @@ class QuickSends:
         request = quick_send(frame)
         if request is None:
             return False
-        opaque, head, born_ms, properties, reconsume_times, body = request
+        opaque, head, born_ms, properties, reconsume_times, body_at = request
+        body = frame[body_at:]
         keys = records.message_keys(properties)
         if not 0 < len(keys[0]) <= _UNIQUE_BYTES_MAX or reconsume_times:
             return False
@@ -140,7 +142,7 @@ class QuickSends:
         request = quick_send(frame)
         if request is None:
             return False
-        opaque, head, born_ms, _, _, body = request
+        opaque, head, born_ms, _, _, body_at = request
         if head.sys_flag & records.SYS_TX_MASK:
             return False
         core = self._core
@@ -150,8 +152,8 @@ class QuickSends:
             if lane is None:
                 return False
             if core.store.log.end > core.admission.free_end:
-                core.admission.admit(host, len(body))
-            placed = lane.place_batch(body, born_ms, host, is_special)
+                core.admission.admit(host, len(frame) - body_at)
+            placed = lane.place_batch(memoryview(frame)[body_at:], born_ms, host, is_special)
         except Exception as error:
             self._api.failed(connection, remoting.decode(frame), error)
             return True
@@ -254,11 +256,12 @@ class QuickSends:
         return with_field(answer, b"recallHandle", handle.encode()) if handle else answer
 
     def _batch_answer(self, batch: _WaitingBatch) -> bytes:
-        positions = batch.placed.positions
+        positions, host = batch.placed.positions, self._host_text
+        ids = pack(f">{len(positions)}Q", *positions).hex(",", 8).upper()
         return send_answer(
             BINARY,
             batch.opaque,
-            (self._id_text * len(positions) % tuple(positions))[:-1],
+            host + ids.replace(",", f",{host}"),
             batch.lane.queue_id,
             batch.placed.queue_offset,
             batch.placed.unique.decode("utf-8", "replace"),

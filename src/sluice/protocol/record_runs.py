@@ -141,6 +141,11 @@ class BatchShape(NamedTuple):
     entry_bytes_max: int
     store_host: bytes
 
+    @property
+    def middle_bytes(self) -> int:
+        """The size of `middle`, with a born host of eight bytes."""
+        return 40 + len(self.store_host)
+
     def middle(self, born_ms: int, born_host: bytes, store_ms: int, origin: int = 0) -> bytes:
         """What stands between the position of an entry and the size of its body; `origin` is the
         position of the entry that it is made from.

@@ -203,8 +203,8 @@ class SendHead:
     sys_flag: int
 
 
-# Opaque, head, born time, properties, reconsume times (of a batch: -1), body.
-QuickSend = tuple[int, SendHead, int, bytes, int, bytes]
+# Opaque, head, born time, properties, reconsume times (of a batch: -1), where the body begins.
+QuickSend = tuple[int, SendHead, int, bytes, int, int]
 
 _heads: Final[dict[bytes, SendHead | None]] = {}
 _tails: Final[dict[bytes, int | None]] = {}
@@ -244,7 +244,7 @@ def quick_send(frame: bytes) -> QuickSend | None:
         return None
     if (code == _BATCH_CODE) is not (reconsume_times < 0):
         return None
-    return opaque, head, int(born), properties, reconsume_times, frame[body_at:]
+    return opaque, head, int(born), properties, reconsume_times, body_at
 
 
 def _learn_head(part: bytes) -> SendHead | None:

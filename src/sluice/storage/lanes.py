@@ -8,17 +8,17 @@ belongs to the store.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import accumulate, repeat
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from isal.isal_zlib import crc32
 
 from sluice.errors import SluiceError
-from sluice.model import Message
+from sluice.model import Buffer, Message
 from sluice.protocol import records
+from sluice.protocol.batch_presses import Alike, Press, Presses
 from sluice.protocol.record_runs import BatchShape, encode_batch
-from sluice.protocol.record_tables import Alike, encode_alike
 from sluice.storage.flush import Confirmed
 from sluice.storage.indexing import indexed
 from sluice.storage.key_batches import Found, KeyRun
@@ -35,7 +35,7 @@ _MASK_31: Final = 0x7FFFFFFF
 class PlacedBatch(NamedTuple):
     """Where the messages of a batch went: one after the other in the log and in their queue."""
 
-    positions: list[int]
+    positions: Sequence[int]
     byte_count: int
     queue_offset: int
     unique: bytes  # key of the first
@@ -44,11 +44,10 @@ class PlacedBatch(NamedTuple):
 
 class _HasEntries(Protocol):
     @property
-    def entries(self) -> bytes | bytearray: ...
+    def entries(self) -> bytes: ...
 
 
 E = TypeVar("E", bound=_HasEntries)
-Encode = Callable[[BatchShape, bytes, bytes, int, int], E | None]
 
 
 class Lane:
@@ -58,12 +57,15 @@ class Lane:
 
     __slots__ = (
         *(
+            "_any_queue",
             "_batch_shape",
             "_encoder",
             "_indexed",
             "_key",
             "_magic",
             "_pack",
+            "_plain_press",
+            "_presses",
             "_queue",
             "_rest_bytes",
             "_store",
@@ -71,7 +73,15 @@ class Lane:
         *("_sys_flag", "_topic", "_topic_field", "queue_id", "topic"),
     )
 
-    def __init__(self, store: Store, topic: str, queue_id: int, sys_flag: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        topic: str,
+        queue_id: int,
+        sys_flag: int,
+        presses: Presses | None = None,
+    ) -> None:
+        """`presses` are those of the owner, where it has many lanes."""
         self._store = store
         self.topic = topic
         self.queue_id = queue_id
@@ -92,6 +102,9 @@ class Lane:
             *(self._rest_bytes, encoder.body_bytes_max, encoder.properties_bytes_max),
             *(encoder.entry_bytes_max, encoder.store_host),
         )
+        self._any_queue = self._batch_shape._replace(queue_id=0)
+        self._presses = presses or Presses()
+        self._plain_press: Press | None = None  # of which it is known that nothing is special
 
     @staticmethod
     def fits(store: Store, topic: str, queue_id: int, sys_flag: int, born_host: bytes) -> bool:
@@ -173,7 +186,7 @@ class Lane:
 
     def place_batch(
         self,
-        data: bytes,
+        data: Buffer,
         born_ms: int,
         born_host: bytes,
         is_special: Callable[[bytes], bool],
@@ -188,10 +201,21 @@ class Lane:
         store.require_writable()
         store_ms = store.turn_ms()
         middle = self._batch_shape.middle(born_ms, born_host, store_ms, origin)
-        alike = self._encode(encode_alike, middle, data)
-        if alike is not None and not is_special(alike.properties):
-            return self._stage_alike(alike, store_ms)
-        batch = self._encode(encode_batch, middle, data)
+        alike = self._encode(
+            lambda offset, position: self._presses.press(
+                self._any_queue, self.queue_id, middle, data, offset, position
+            )
+        )
+        if alike is not None:
+            press = alike.press
+            if press is self._plain_press or not is_special(press.around):
+                self._plain_press = press
+                return self._stage_alike(alike, store_ms)
+        batch = self._encode(
+            lambda offset, position: encode_batch(
+                self._batch_shape, middle, bytes(data), offset, position
+            )
+        )
         if batch is None or is_special(batch.properties):
             return None
         offset, position = queue.next_offset, store.log.end
@@ -209,35 +233,34 @@ class Lane:
         store.staged.append((queue, units, len(positions), found, end, None, False))
         return PlacedBatch(positions, end - position, offset, batch.keys[0][0], {*codes})
 
-    def _encode(self, encode: Encode[E], middle: bytes, data: bytes) -> E | None:
+    def _encode(self, encode: Callable[[int, int], E | None]) -> E | None:
         """The entries of a batch for the place that it gets: a batch lies in one file."""
         store, log = self._store, self._store.log
         offset, position = self._queue.next_offset, log.end
-        batch = encode(self._batch_shape, middle, data, offset, position)
+        batch = encode(offset, position)
         if batch is None:
             return None
         store.require_room(len(batch.entries))
         if log.position_for(len(batch.entries)) != position:  # it begins the next file
-            batch = encode(self._batch_shape, middle, data, offset, log.end)
+            batch = encode(offset, log.end)
             assert batch is not None, "its place does not decide whether it is usual"
         return batch
 
     def _stage_alike(self, alike: Alike, store_ms: int) -> PlacedBatch:
-        store, queue, size, count = self._store, self._queue, alike.size, alike.message_count
+        store, queue, press = self._store, self._queue, alike.press
+        size, count = press.size, press.message_count
         offset, position = queue.next_offset, store.log.end
         end = position + size * count
         store.log.stage(alike.entries)
-        code = records.java_hash(alike.tag) if alike.tag else 0
-        positions = [*range(position, end, size)]
-        units = b"".join(map(SIMPLE_UNIT.pack, positions, repeat(size), repeat(code)))
         queue.next_offset = offset + count
         found: tuple[KeyRun, ...] = ()
         if self._indexed:
-            parts = (alike.uniques, alike.unique_bytes, alike.keys, alike.tag)
+            parts = (alike.uniques, press.unique_bytes, press.keys, press.tag)
             found = (KeyRun(self._topic, *parts, position, size, count, store_ms),)
-        store.staged.append((queue, units, count, found, end, None, False))
-        first = alike.uniques[: alike.unique_bytes]
-        return PlacedBatch(positions, end - position, offset, first, {code})
+        store.staged.append((queue, alike.units, count, found, end, None, False))
+        first = alike.uniques[: press.unique_bytes]
+        positions = range(position, end, size)
+        return PlacedBatch(positions, end - position, offset, first, {press.tags_code})
 
     def _measure(self, body: bytes, properties: bytes, born_ms: int, born_host: bytes) -> None:
         self._encoder.measure(
