@@ -14,6 +14,7 @@ from random import Random
 import pytest
 
 from sluice.broker import staged_writes
+from sluice.broker.staged_writes import Handle
 from sluice.errors import IllegalOperation
 from sluice.storage.memory_files import KeepAll, KeepNothing, KeepPolicy, KeepPrefix, KeepRandom
 from tests.crash.crash_points import watch
@@ -31,8 +32,9 @@ def rows_of(batch: int) -> list[list[bytes]]:
 class Job:
     """Writes batches one after the other, and is told about each."""
 
-    def __init__(self, flush: str) -> None:
+    def __init__(self, flush: str, images: bool) -> None:
         self._flush = flush
+        self._images = images
         self._random = Random(11)
         self.states = 0
         self.asked = -1  # the newest batch that was to be published
@@ -42,11 +44,14 @@ class Job:
 
     def write(self, batch: int) -> None:
         broker = self.broker
-        stage(broker, [b"of a task that failed"], 3, batch)
-        handles = [stage(broker, rows, n, batch) for n, rows in enumerate(rows_of(batch))]
+        self._stage(broker, [b"of a task that failed"], 3, batch)
+        handles = [self._stage(broker, rows, n, batch) for n, rows in enumerate(rows_of(batch))]
         self.asked = batch
         assert publish(broker, handles, batch)
         self.told = batch
+
+    def _stage(self, broker: Broker, rows: list[bytes], queue: int, batch: int) -> Handle:
+        return stage(broker, rows, queue, batch, images=self._images)
 
     # -------------------------------------------------------------------------------------- crashes
 
@@ -87,15 +92,15 @@ class Job:
                 assert there in (0, len(wanted)), f"half of batch {batch} is visible"
         # The job starts again at the batch that it does not know to be done.
         again = self.told + 1
-        handles = [stage(broker, rows, n, again) for n, rows in enumerate(rows_of(again))]
+        handles = [self._stage(broker, rows, n, again) for n, rows in enumerate(rows_of(again))]
         publish(broker, handles, again)
         assert Counter(broker.bodies()) == Counter(
             row for batch in range(again + 1) for rows in rows_of(batch) for row in rows
         )
 
 
-def write_batches(flush: str, count: int) -> int:
-    job = Job(flush)
+def write_batches(flush: str, count: int, *, images: bool) -> int:
+    job = Job(flush, images)
     for batch in range(count):
         job.write(batch)
         job.broker.tick()
@@ -109,20 +114,26 @@ def write_plainly(monkeypatch: pytest.MonkeyPatch, messages_a_turn: int) -> None
         monkeypatch.setattr(staged_writes, "_TURN_MESSAGES_MAX", messages_a_turn)
 
 
-@pytest.mark.parametrize(("flush", "messages_a_turn"), [("sync", 4), ("async", 0)])
+@pytest.mark.parametrize(
+    ("flush", "messages_a_turn", "images"),
+    [("sync", 4, False), ("async", 0, False), ("sync", 0, True), ("async", 4, True)],
+)
 def test_power_cuts_while_batches_are_staged_and_published(
-    flush: str, messages_a_turn: int, monkeypatch: pytest.MonkeyPatch
+    flush: str, messages_a_turn: int, images: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_plainly(monkeypatch, messages_a_turn)
-    assert write_batches(flush, 2) > 25
+    assert write_batches(flush, 2, images=images) > 25
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("messages_a_turn", [0, 1, 4, 4096])
-def test_many_power_cuts(flush: str, messages_a_turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("images", [False, True])
+def test_many_power_cuts(
+    flush: str, messages_a_turn: int, images: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_plainly(monkeypatch, messages_a_turn)
-    assert write_batches(flush, 5) > 100
+    assert write_batches(flush, 5, images=images) > 100
 
 
 def test_a_handle_is_not_good_for_what_lies_in_the_place_of_a_lost_entry() -> None:

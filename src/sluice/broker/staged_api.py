@@ -44,7 +44,8 @@ class StagedApi(AdminPart):
                 )
 
         handle = self._core.staged.stage(
-            owner, fields["topic"], fields["queueId"], command.body, host_of(connection), done
+            *(owner, fields["topic"], fields["queueId"], command.body, host_of(connection), done),
+            image_count=fields["imageCount"] or 0,
         )
 
     def _publish(self, connection: Connection, command: RemotingCommand) -> None:

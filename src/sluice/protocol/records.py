@@ -254,7 +254,7 @@ class Encoder:
         """
         magic_and_topic = self._topic_fields.get(topic)
         if magic_and_topic is None:
-            magic_and_topic = self._topic_fields[topic] = _topic_field(topic)
+            magic_and_topic = self._topic_fields[topic] = field_of_topic(topic)
         magic, topic_field = magic_and_topic
         sys_flag = sys_flag & ~(SYS_BORN_V6 | SYS_STORE_V6) | self._store_flag
         if len(born_host) == 8 and not self._store_flag:
@@ -264,7 +264,7 @@ class Encoder:
         return _HEADS[len(born_host), len(self.store_host)], magic, topic_field, sys_flag
 
 
-def _topic_field(topic: bytes) -> tuple[int, bytes]:
+def field_of_topic(topic: bytes) -> tuple[int, bytes]:
     """Which magic an entry of this topic has, and the topic with its size in front."""
     if len(topic) > 127:
         return MAGIC_V2, _I16.pack(len(topic)) + topic

@@ -422,8 +422,9 @@ SLUICE_OFFSET_AT client>broker |
   > topic! queueId!i timestamp!l
   < offset!l isOrdered!b
 SLUICE_STAGE client>broker |
-  Sluice's own: stores a batch for a queue where nobody sees it until its handle is published.
-  > sink! batch!l topic! queueId!i
+  Sluice's own: stores a batch for a queue where nobody sees it until its handle is published; with
+  imageCount the body is so many messages in the log's layout and the size of each behind them.
+  > sink! batch!l topic! queueId!i imageCount?i
   < handle!
 SLUICE_PUBLISH client>broker |
   Sluice's own: makes staged batches visible, all of them, once for a sink and a batch; a JSON list

@@ -22,6 +22,7 @@ from sluice.spark.planning import Range
 from sluice.spark.pushdown import Pruning
 from sluice.spark.reading import batches, lost
 from sluice.spark.selection import Selection
+from sluice.spark.workers import settle
 
 _ROW_BYTES = 1024  # what a message is taken for where a broker cannot tell
 
@@ -46,6 +47,7 @@ def read_partition(
     options: ReadOptions, schema: StructType, partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
     """What both readers do on an executor."""
+    settle()
     if not isinstance(partition, QueueRange):
         return  # Spark asks once also where there is nothing
     queue = Queue(partition.topic, partition.broker, partition.queue_id)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from sluice.client.blocking import LinkPool
+from sluice.client.blocking import Body, LinkPool
 from sluice.errors import (
     BrokerRefused,
     LinkError,
@@ -145,7 +145,7 @@ class Cluster:
         raise NoNameserver(f"no nameserver answers: {failure}")
 
     def _ask(
-        self, broker: str, topic: str, code: int, ext: dict[str, str], body: Buffer = b""
+        self, broker: str, topic: str, code: int, ext: dict[str, str], body: Body = b""
     ) -> RemotingCommand:
         address = self._address(topic, broker)
         return self._pool.request(
@@ -182,7 +182,7 @@ class Cluster:
     def _route(self, topic: str) -> Route:
         route = self._routes.get(topic)
         if route is None:
-            ext = {"topic": _stored(topic), "acceptStandardJsonOnly": "true"}
+            ext = {"topic": stored_name(topic), "acceptStandardJsonOnly": "true"}
             answer = self._ask_nameserver(Request.GET_ROUTEINFO_BY_TOPIC, ext)
             if answer.code == Response.TOPIC_NOT_EXIST:
                 raise TopicMissing(f"topic {topic} is not known to the nameservers")
@@ -264,7 +264,9 @@ class Cluster:
         return {queue: found.get(queue, Span(0, 0)) for queue in queues}
 
     def _stats(self, broker: str, topic: str) -> RemotingCommand:
-        answer = self._ask(broker, topic, Request.GET_TOPIC_STATS_INFO, {"topic": _stored(topic)})
+        answer = self._ask(
+            broker, topic, Request.GET_TOPIC_STATS_INFO, {"topic": stored_name(topic)}
+        )
         if answer.code == Response.TOPIC_NOT_EXIST:
             raise TopicMissing(f"topic {topic} is gone from broker {broker}")
         _require(answer, f"the offsets of {topic} on broker {broker}")
@@ -330,7 +332,7 @@ class Cluster:
         found: dict[Queue, int] = {}
         for broker, topic in sorted({(queue.broker, queue.topic) for queue in queues}):
             answer = self.tell(broker, topic, Request.GET_ALL_CONSUMER_OFFSET, {})
-            table = read_consumer_offsets(answer.body).get(f"{_stored(topic)}@{group}", {})
+            table = read_consumer_offsets(answer.body).get(f"{stored_name(topic)}@{group}", {})
             for queue_id, offset in table.items():
                 found[Queue(topic, broker, queue_id)] = offset
         return {queue: found[queue] for queue in queues if queue in found}
@@ -440,13 +442,13 @@ class Cluster:
 
     # -------------------------------------------------------------------------------------- sending
 
-    def send_batch(self, queue: Queue, body: Buffer, born_ms: int) -> None:
+    def send_batch(self, queue: Queue, body: Body, born_ms: int) -> None:
         """Store a batch of messages in a queue: once, or more than once where an answer is
         lost.
         """
         ext = {
             "a": SENDER_GROUP,
-            "b": _stored(queue.topic),
+            "b": stored_name(queue.topic),
             "c": _AUTO_CREATE_TOPIC,
             "d": "4",
             "e": str(queue.queue_id),
@@ -482,9 +484,9 @@ class Cluster:
         answer = self._patiently(topic, ask)
         return int(answer.ext["batch"]) if answer.code == Response.SUCCESS else None
 
-    def stage(self, queue: Queue, sink: str, batch: int, body: Buffer) -> str:
-        """Store messages where nobody sees them; the handle to publish them by."""
-        ext = {"sink": sink, "batch": str(batch), **_place(queue)}
+    def stage(self, queue: Queue, sink: str, batch: int, body: Body, count: int) -> str:
+        """Store so many images where nobody sees them; the handle to publish them by."""
+        ext = {"sink": sink, "batch": str(batch), **_place(queue), "imageCount": str(count)}
         return self.tell(queue.broker, queue.topic, Request.SLUICE_STAGE, ext, body).ext["handle"]
 
     def publish(
@@ -501,7 +503,7 @@ class Cluster:
         return answer.ext.get("published") == "true"
 
     def tell(
-        self, broker: str, topic: str, code: int, ext: dict[str, str], body: Buffer = b""
+        self, broker: str, topic: str, code: int, ext: dict[str, str], body: Body = b""
     ) -> RemotingCommand:
         """Any request to a broker of a topic, asked again while it is away; it must succeed."""
 
@@ -518,10 +520,10 @@ def name_of(queue: Queue) -> str:
 
 
 def _place(queue: Queue) -> dict[str, str]:
-    return {"topic": _stored(queue.topic), "queueId": str(queue.queue_id)}
+    return {"topic": stored_name(queue.topic), "queueId": str(queue.queue_id)}
 
 
-def _stored(topic: str) -> str:
+def stored_name(topic: str) -> str:
     """How brokers call a topic of Kafka's clients, whose name may have dots."""
     return topic.replace(".", _DOT)
 

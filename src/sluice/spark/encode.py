@@ -1,13 +1,14 @@
 """This module turns Arrow columns into batches of messages, with no loop over rows.
 
 The columns are those of Spark's Kafka sink (value, key, topic, partition, headers), and `tag` and
-`keys` of RocketMQ's. All messages of a record batch are joined to one text in the form of
-RocketMQ's batches (`protocol/message_batches.py`); what goes to one queue is a stretch of it.
+`keys` of RocketMQ's. All messages of a record batch are joined to one text, and what goes to one
+queue is a stretch of it. They have the form of RocketMQ's batches (`protocol/message_batches.py`),
+or are images (`protocol/record_images.py`), which only Sluice's brokers understand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,7 +20,9 @@ from isal.isal_zlib import crc32
 from sluice.client.core.messages import RESERVED
 from sluice.errors import MessageIllegal
 from sluice.model import Buffer
+from sluice.protocol import records
 from sluice.protocol.message_batches import BATCH_COUNT_MAX
+from sluice.protocol.record_images import SIZE_BYTES, rest_bytes
 from sluice.protocol.records import CRC_PROPERTY_BYTES, PROPERTIES_BYTES_MAX
 
 Numbers = npt.NDArray[np.int64]
@@ -29,6 +32,9 @@ WRITTEN: Final = ("value", "key", "topic", "partition", "headers", "tag", "keys"
 IGNORED: Final = ("offset", "timestamp", "timestampType", "bornTimestamp", "messageId", "broker")
 _HEAD: Final = np.dtype(
     [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body", ">i4")]
+)
+_IMAGE_HEAD: Final = np.dtype(
+    [("size", ">i4"), ("magic", ">u4"), ("later", "V76"), ("body", ">i4")]
 )
 _SLICE_BYTES: Final = 64 * 1024 * 1024
 _SEPARATORS: Final = "[\x01\x02]"
@@ -40,8 +46,25 @@ class Portion(NamedTuple):
 
     topic: str
     partition: int
-    body: Buffer
-    rows: int
+    parts: tuple[Buffer, ...]  # one after the other
+    sizes: Numbers  # of each message
+
+    @property
+    def byte_count(self) -> int:
+        return int(self.sizes.sum()) + SIZE_BYTES * len(self.sizes)
+
+    def with_sizes(self) -> tuple[Buffer, ...]:
+        """The messages, and behind them the size of each."""
+        return (*self.parts, self.sizes.astype(">i4").tobytes())
+
+    def has_room(self, other: Portion, bytes_max: int) -> bool:
+        """Whether the messages of another one for the same queue may follow."""
+        count = len(self.sizes) + len(other.sizes)
+        return self.byte_count + other.byte_count <= bytes_max and count <= BATCH_COUNT_MAX
+
+    def joined(self, other: Portion) -> Portion:
+        sizes = np.concatenate((self.sizes, other.sizes))
+        return self._replace(parts=self.parts + other.parts, sizes=sizes)
 
 
 def check_columns(fields: list[tuple[str, str]], topic: str) -> None:
@@ -72,25 +95,33 @@ def check_columns(fields: list[tuple[str, str]], topic: str) -> None:
 
 
 def portions(
-    batch: pa.RecordBatch, topic: str, partition_counts: Any, bytes_max: int
+    batch: pa.RecordBatch,
+    topic: str,
+    partition_counts: Callable[[str], int],
+    bytes_max: int,
+    image_topic: Callable[[str], bytes | None] = lambda topic: None,
 ) -> Iterator[Portion]:
-    """The messages of a record batch, by queue, in portions of about `bytes_max`.
+    """The messages of a record batch, by queue, in portions of at most about `bytes_max`.
 
     `topic`: of all rows, or empty where a column says; `partition_counts` tells how many partitions
-    a topic has. Raises MessageIllegal where a row is no message.
+    a topic has, `image_topic` how images call it, None where its messages are no images. Raises
+    MessageIllegal where a row is no message.
     """
     if not batch.num_rows:
         return
     step = max(1, batch.num_rows * _SLICE_BYTES // max(1, batch.nbytes))
     for at in range(0, batch.num_rows, step):
         piece = batch.slice(at, step)
-        messages = _messages(piece)
         for name, rows in _topics(piece, topic):
-            targets = _targets(piece, rows, partition_counts(name), name)
+            own = piece if len(rows) == piece.num_rows else piece.take(pa.array(rows))
+            targets = _targets(own, partition_counts(name), name)
+            messages = _messages(own, image_topic(name))
             for partition in np.unique(targets).tolist():
-                own = rows[targets == partition]
-                chosen = messages if len(own) == len(messages) else messages.take(pa.array(own))
-                yield from _cut(chosen, name, partition, bytes_max)
+                chosen = np.flatnonzero(targets == partition)
+                if len(chosen) == len(messages):
+                    yield from _cut(messages, name, partition, bytes_max)
+                else:
+                    yield from _cut(messages.take(pa.array(chosen)), name, partition, bytes_max)
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
@@ -113,19 +144,19 @@ def _topics(batch: pa.RecordBatch, topic: str) -> Iterator[tuple[str, Numbers]]:
         yield name, np.flatnonzero(which == number)
 
 
-def _targets(batch: pa.RecordBatch, rows: Numbers, count: int, topic: str) -> Numbers:
+def _targets(batch: pa.RecordBatch, count: int, topic: str) -> Numbers:
     """The partition of each row: as the row says, by its key, or -1 for any."""
-    targets = np.full(len(rows), -1, np.int64)
+    targets = np.full(batch.num_rows, -1, np.int64)
     keys = _column(batch, "key")
     if keys is not None and keys.null_count < len(keys):
-        encoded = keys.take(pa.array(rows)).dictionary_encode()
+        encoded = keys.dictionary_encode()
         hashes = [crc32(_as_bytes(key)) % count for key in encoded.dictionary.to_pylist()]
         which = np.asarray(encoded.indices.fill_null(-1))
         # The last one is for rows without a key: numpy counts -1 from the end.
         targets = np.array([*hashes, -1], np.int64)[which]
     wanted = _column(batch, "partition")
     if wanted is not None and wanted.null_count < len(wanted):
-        own = np.asarray(wanted.take(pa.array(rows)).cast(pa.int64()).fill_null(-1))
+        own = np.asarray(wanted.cast(pa.int64()).fill_null(-1))
         if int(own.max()) >= count or int(own.min()) < -1:
             wrong = int(own.max()) if int(own.max()) >= count else int(own.min())
             raise MessageIllegal(f"partition {wrong}: topic {topic} has {count} partitions")
@@ -138,25 +169,32 @@ def _as_bytes(value: bytes | str) -> bytes:
 
 
 def _cut(messages: pa.Array, topic: str, partition: int, bytes_max: int) -> Iterator[Portion]:
-    """Stretches of the text that the messages lie in one after the other."""
+    """Stretches of the text that the messages lie in one after the other, about alike in size."""
     _, offsets_buffer, data = messages.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32)[
         messages.offset : messages.offset + len(messages) + 1
     ].astype(np.int64)
+    # With the size that may stand behind the messages.
+    costs = offsets - offsets[0] + SIZE_BYTES * np.arange(len(offsets))
     view = memoryview(data)
     at = 0
     while at < len(messages):
-        stop = int(np.searchsorted(offsets, offsets[at] + bytes_max, "right")) - 1
-        stop = min(max(stop, at + 1), at + BATCH_COUNT_MAX, len(messages))
-        yield Portion(topic, partition, view[int(offsets[at]) : int(offsets[stop])], stop - at)
+        left = int(costs[-1] - costs[at])
+        share = left // -(-left // bytes_max)
+        stop = min(int(np.searchsorted(costs, costs[at] + share)), len(messages))
+        if costs[stop] - costs[at] > bytes_max:
+            stop -= 1
+        stop = min(max(stop, at + 1), at + BATCH_COUNT_MAX)
+        part = view[int(offsets[at]) : int(offsets[stop])]
+        yield Portion(topic, partition, (part,), np.diff(offsets[at : stop + 1]))
         at = stop
 
 
 # ----------------------------------------------------------------------------------------- messages
 
 
-def _messages(batch: pa.RecordBatch) -> pa.Array:
-    """Every row in the form that a batch has it in."""
+def _messages(batch: pa.RecordBatch, image_topic: bytes | None) -> pa.Array:
+    """Every row in the form that a batch has it in, or as an image of a topic."""
     values = _column(batch, "value")
     assert values is not None, "checked when the query began"
     values = values.cast(pa.binary())
@@ -173,12 +211,30 @@ def _messages(batch: pa.RecordBatch) -> pa.Array:
             f"key, tag and headers of a row take {int(property_sizes.max())} bytes; "
             f"{PROPERTIES_BYTES_MAX - CRC_PROPERTY_BYTES} at most"
         )
+    if image_topic is not None:
+        return _images(image_topic, values, sizes, properties, property_sizes)
     heads = np.zeros(len(sizes), _HEAD)
     heads["size"] = 22 + sizes + property_sizes
     heads["body"] = sizes
     return pc.binary_join_element_wise(
         _fixed(heads), values, _fixed(property_sizes.astype(">i2")), properties, b""
     )
+
+
+def _images(
+    topic: bytes, values: pa.Array, sizes: Numbers, properties: pa.Array, property_sizes: Numbers
+) -> pa.Array:
+    magic, field = records.field_of_topic(topic)
+    heads = np.zeros(len(sizes), _IMAGE_HEAD)
+    heads["size"] = rest_bytes(topic) + sizes + property_sizes
+    heads["magic"] = magic
+    heads["body"] = sizes
+    # The topic, and the size of the properties together with the checksum that will be there.
+    middles = np.zeros(len(sizes), [("field", f"V{len(field)}"), ("properties", ">i2")])
+    middles["field"] = np.frombuffer(field, f"V{len(field)}")
+    middles["properties"] = property_sizes + CRC_PROPERTY_BYTES
+    parts = (_fixed(heads), values, _fixed(middles), properties, bytes(CRC_PROPERTY_BYTES))
+    return pc.binary_join_element_wise(*parts, b"")
 
 
 def _fixed(rows: npt.NDArray[Any]) -> pa.Array:

@@ -453,7 +453,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     delivery = ""
     if given.text("delivery"):
         delivery = given.word("delivery", ("exactlyOnce", "atLeastOnce"), "")
-    batch_bytes = given.size("batchBytes", _MIB, 1024)
+    batch_bytes = given.size("batchBytes", 2 * _MIB, 1024)
     return WriteOptions(
         _connection(given),
         given.text("topic"),

@@ -34,16 +34,18 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from sluice.errors import ConfigError, SluiceError
-from sluice.spark.cluster import Cluster, Queue, cluster_for
+from sluice.spark.cluster import Cluster, Queue, cluster_for, stored_name
 from sluice.spark.encode import Portion, check_columns, portions
 from sluice.spark.options import WriteOptions
+from sluice.spark.workers import settle
 
 log_lines = logging.getLogger("sluice.spark")
 
 EXACTLY_ONCE: Final = "exactlyOnce"
 AT_LEAST_ONCE: Final = "atLeastOnce"
 PATIENCE_MS: Final = 120_000
-_LANES: Final = 3  # portions to different queues that are under way at one time
+_LANES: Final = 2  # portions to different queues that are under way at one time
+_HELD_BYTES_MAX: Final = 32 << 20  # of small portions that wait for more of their kind
 _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
 
@@ -85,6 +87,39 @@ class _Lanes:
             thread.shutdown(wait=True, cancel_futures=True)
 
 
+class _Gathering:
+    """Joins small portions of following record batches: few large requests are cheaper."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._held: dict[tuple[str, int], Portion] = {}
+        self._held_bytes = 0
+
+    def add(self, portion: Portion) -> list[Portion]:
+        """What is to be sent now; what is for one queue stays in its order."""
+        place = (portion.topic, portion.partition)
+        held = self._held.pop(place, None)
+        ready: list[Portion] = []
+        if held is not None:
+            self._held_bytes -= held.byte_count
+            if held.has_room(portion, self._bytes_max):
+                portion = held.joined(portion)
+            else:
+                ready.append(held)
+        if 2 * portion.byte_count > self._bytes_max:
+            return [*ready, portion]
+        self._held[place] = portion
+        self._held_bytes += portion.byte_count
+        return ready if self._held_bytes <= _HELD_BYTES_MAX else [*ready, *self.rest()]
+
+    def rest(self) -> list[Portion]:
+        """All that waits."""
+        rest = list(self._held.values())
+        self._held.clear()
+        self._held_bytes = 0
+        return rest
+
+
 class _Task:
     """One try of one task."""
 
@@ -100,12 +135,16 @@ class _Task:
         self._queues: dict[str, list[Queue]] = {}
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Written:
+        settle()
         lanes = _Lanes()
+        gathering = _Gathering(self._options.batch_bytes)
         try:
             for batch in batches:
                 for portion in self._portions(batch):
-                    queue = self._queue(portion)
-                    lanes.submit(queue, self._work(queue, portion))
+                    for ready in gathering.add(portion):
+                        self._submit(lanes, ready)
+            for ready in gathering.rest():
+                self._submit(lanes, ready)
             handles = lanes.finish()
         finally:
             lanes.close()
@@ -125,7 +164,12 @@ class _Task:
             self._options.topic,
             lambda topic: len(self._queues_of(topic)),
             self._options.batch_bytes,
+            lambda topic: stored_name(topic).encode() if self._stages else None,
         )
+
+    def _submit(self, lanes: _Lanes, portion: Portion) -> None:
+        queue = self._queue(portion)
+        lanes.submit(queue, self._work(queue, portion))
 
     def _queues_of(self, topic: str) -> list[Queue]:
         queues = self._queues.get(topic)
@@ -168,10 +212,11 @@ class _Task:
     def _work(self, queue: Queue, portion: Portion) -> Callable[[], str]:
         cluster, sink, batch = self._cluster, self._sink, self._batch
         if self._stages:
-            return lambda: cluster.stage(queue, sink, batch, portion.body)
+            body, count = portion.with_sizes(), len(portion.sizes)
+            return lambda: cluster.stage(queue, sink, batch, body, count)
 
         def send() -> str:
-            cluster.send_batch(queue, portion.body, time.time_ns() // 1_000_000)
+            cluster.send_batch(queue, portion.parts, time.time_ns() // 1_000_000)
             return ""
 
         return send

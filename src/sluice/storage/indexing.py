@@ -19,7 +19,7 @@ from sluice.errors import RecordDamaged, SluiceError, StoreCorrupt
 from sluice.protocol import kafka_entries, kafka_keys, records
 from sluice.storage.background import Background
 from sluice.storage.commit_log import CommitLog
-from sluice.storage.key_batches import Found, KeyBatch, KeyRun
+from sluice.storage.key_batches import KeyBatch, Noted
 from sluice.storage.key_index import IndexMark, KeyIndex
 
 # The more keys are written together, the nearer to each other they lie in the index's table.
@@ -51,7 +51,7 @@ class Indexing:
         self._position = max(indexed_to, self._log.start)
         self.live = self._position >= self._log.written and not self.failure
 
-    def note(self, found: Sequence[Found | KeyRun]) -> None:
+    def note(self, found: Sequence[Noted]) -> None:
         """Entries with keys were appended, in this order."""
         if not self.live or not found:
             return

@@ -44,11 +44,59 @@ class KeyRun(NamedTuple):
         ]
 
     @property
+    def last_position(self) -> int:
+        return self.position + self.size * (self.message_count - 1)
+
+    @property
     def form(self) -> tuple[bytes, int] | None:
         """Runs with the same form can be hashed together; None: each message by itself."""
         if self.keys or self.tag or not self.uniques.isascii() or not self.topic.isascii():
             return None
         return self.topic, self.unique_bytes
+
+
+class KeyColumns(NamedTuple):
+    """The keys of messages to one topic that have one key each and nothing else to be found by."""
+
+    topic: bytes
+    joined: bytes
+    lengths: Ints  # of each key
+    positions: Ints  # of each message
+    store_ms: int
+
+    @property
+    def message_count(self) -> int:
+        return len(self.positions)
+
+    @property
+    def position(self) -> int:
+        """Of the first message."""
+        return int(self.positions[0])
+
+    @property
+    def last_position(self) -> int:
+        return int(self.positions[-1])
+
+    def one_by_one(self) -> list[Found]:
+        ends = np.cumsum(self.lengths)
+        spans = zip((ends - self.lengths).tolist(), ends.tolist(), strict=True)
+        keys = [(b"", self.joined[begin:end], b"") for begin, end in spans]
+        positions = self.positions.tolist()
+        return [(self.topic, *each, self.store_ms) for each in zip(keys, positions, strict=True)]
+
+    def hashed(self) -> tuple[Ints, Ints, Ints]:
+        """What `KeyBatch.hashed` gives, of these alone."""
+        times = np.full(len(self.positions), self.store_ms, np.int64)
+        if not self.joined.isascii() or not self.topic.isascii():
+            names = _spread(self.one_by_one())[0]
+            return key_hashes(names), self.positions, times
+        own = _hash_units(np.frombuffer(self.joined, np.uint8), self.lengths)
+        moved = _before(self.topic, int(self.lengths.max()))[self.lengths]
+        return _positive(own + moved), self.positions, times
+
+
+# What is noted of messages: of each by itself, or of many that have much in common.
+Noted = Found | KeyRun | KeyColumns
 
 
 class KeyBatch:
@@ -59,7 +107,7 @@ class KeyBatch:
     """
 
     def __init__(self) -> None:
-        self._found: list[Found | KeyRun] = []
+        self._found: list[Noted] = []
         self.message_count = 0  # of all that were added, also those without a key
         self._size_bytes = 0  # of the last message, where it is known
 
@@ -74,12 +122,15 @@ class KeyBatch:
         self.add_found([(topic, message_keys(properties), position, store_ms)])
         self._size_bytes = size_bytes
 
-    def add_found(self, found: Sequence[Found | KeyRun]) -> None:
+    def add_found(self, found: Sequence[Noted]) -> None:
         """The same for messages whose keys are known."""
         self._found += found
         self._size_bytes = 0
         for each in found:
-            self.message_count += each.message_count if type(each) is KeyRun else 1
+            if type(each) is KeyRun or type(each) is KeyColumns:
+                self.message_count += each.message_count
+            else:
+                self.message_count += 1
 
     @property
     def first_position(self) -> int:
@@ -87,27 +138,29 @@ class KeyBatch:
         if not self._found:
             return -1
         first = self._found[0]
-        return first.position if isinstance(first, KeyRun) else first[2]
+        return first.position if isinstance(first, KeyRun | KeyColumns) else first[2]
 
     @property
     def end_position(self) -> int:
         if not self._found:
             return -1
         last = self._found[-1]
-        if isinstance(last, KeyRun):
-            return last.position + last.size * (last.message_count - 1)
+        if isinstance(last, KeyRun | KeyColumns):
+            return last.last_position
         return last[2] + self._size_bytes
 
     def hashed(self) -> tuple[Ints, Ints, Ints]:
         """The hash of each key, and position and store time of its message."""
         parts: list[tuple[Ints, Ints, Ints]] = []
         for form, group in groupby(self._found, _form):
-            if form is None:
-                names, positions, times = _spread(_one_by_one(group))
-                parts.append((key_hashes(names), positions, times))
-            else:
+            if isinstance(form, tuple):
                 runs = [each for each in group if isinstance(each, KeyRun)]
                 parts.append(_hashed_runs(*form, runs))
+            elif form is KeyColumns:
+                parts += [each.hashed() for each in group if isinstance(each, KeyColumns)]
+            else:
+                names, positions, times = _spread(_one_by_one(group))
+                parts.append((key_hashes(names), positions, times))
         if not parts:
             return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
         hashes, positions, times = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -119,14 +172,16 @@ class KeyBatch:
         return _spread(_one_by_one(self._found))
 
 
-def _form(found: Found | KeyRun) -> tuple[bytes, int] | None:
+def _form(found: Noted) -> tuple[bytes, int] | type[KeyColumns] | None:
+    if isinstance(found, KeyColumns):
+        return KeyColumns
     return found.form if isinstance(found, KeyRun) else None
 
 
-def _one_by_one(found: Iterable[Found | KeyRun]) -> list[Found]:
+def _one_by_one(found: Iterable[Noted]) -> list[Found]:
     singles: list[Found] = []
     for each in found:
-        if isinstance(each, KeyRun):
+        if isinstance(each, KeyRun | KeyColumns):
             singles += each.one_by_one()
         else:
             singles.append(each)
@@ -143,11 +198,19 @@ def _hashed_runs(topic: bytes, unique_bytes: int, runs: list[KeyRun]) -> tuple[I
     times = np.repeat(np.array([run.store_ms for run in runs], np.int64), counts)
     units = np.frombuffer(b"".join([run.uniques for run in runs]), np.uint8)
     own = _hash_units(units, np.full(len(numbers), unique_bytes))
-    # As if topic and separator stood before each: 31^length times as much, modulo 2^32.
-    prefix = topic + b"#"
-    before = int(_hash_units(np.frombuffer(prefix, np.uint8), np.array([len(prefix)]))[0])
-    moved = np.uint32(before * pow(31, unique_bytes, 1 << 32) & 0xFFFFFFFF)
+    moved = _before(topic, unique_bytes)[unique_bytes]
     return _positive(own + moved), positions, times
+
+
+def _before(topic: bytes, length_max: int) -> npt.NDArray[np.uint32]:
+    """What topic and separator add to the hash of a key that they stand before, by its length:
+    31^length times their own, modulo 2^32.
+    """
+    prefix = topic + b"#"
+    powers = np.full(length_max + 1, 31, np.uint32)
+    powers[0] = 1
+    own = _hash_units(np.frombuffer(prefix, np.uint8), np.array([len(prefix)]))
+    return own * np.cumprod(powers, dtype=np.uint32)
 
 
 def _spread(found: list[Found]) -> tuple[list[bytes], Ints, Ints]:

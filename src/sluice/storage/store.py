@@ -45,7 +45,7 @@ from sluice.storage.files import FileLock, Files
 from sluice.storage.flush import Confirmed, Flusher
 from sluice.storage.housekeeping import Housekeeping
 from sluice.storage.indexing import Indexing, indexed
-from sluice.storage.key_batches import Found, KeyRun
+from sluice.storage.key_batches import Found, Noted
 from sluice.storage.key_queries import QueryDone, query_key
 from sluice.storage.memory_topics import MEMORY_FLOOR, MemoryTopics
 from sluice.storage.offset_commits import OffsetCommits
@@ -78,7 +78,7 @@ _new_tuple = tuple.__new__  # half the time of Placed(), which runs once per mes
 # What `write_staged` needs of each staged entry; a plain tuple, because there is one per message.
 _Keys = tuple[bytes, bytes, bytes]
 # Queue, its units, the offsets they take, keys, end in the log, who waits, durable.
-Staged = tuple[QueueIndex, bytes, int, Sequence[Found | KeyRun], int, Confirmed | None, bool]
+Staged = tuple[QueueIndex, bytes, int, Sequence[Noted], int, Confirmed | None, bool]
 
 
 class Recovery(NamedTuple):
@@ -343,7 +343,7 @@ class Store:
             self._undo(staged, error)
             return
         dirty = self._dirty
-        found: list[Found | KeyRun] = []
+        found: list[Noted] = []
         for queue, units, count, keys, _, _, _ in staged:
             queue.add(units)
             if not queue.dirty:

@@ -8,6 +8,7 @@ from sluice.broker.staged_writes import Handle, Owner
 from sluice.errors import SluiceError
 from sluice.protocol.message_batches import join_batch
 from tests.unit.broker.transaction_kit import HOST, TOPIC, Broker
+from tests.unit.protocol.image_kit import Part, images_of
 
 
 def batch_body(bodies: Sequence[bytes], tag: str = "t") -> bytes:
@@ -17,13 +18,33 @@ def batch_body(bodies: Sequence[bytes], tag: str = "t") -> bytes:
 
 
 def stage(
-    broker: Broker, bodies: Sequence[bytes], queue: int = 0, batch: int = 0, sink: str = "sink"
+    broker: Broker,
+    bodies: Sequence[bytes],
+    queue: int = 0,
+    batch: int = 0,
+    sink: str = "sink",
+    *,
+    images: bool = False,
 ) -> Handle:
     """A task stages messages; raises what it is refused with."""
+    parts = [(0, body, b"TAGS\x01t\x02") for body in bodies]
+    return stage_parts(broker, parts, Owner(sink, batch), queue, images=images)
+
+
+def stage_parts(
+    broker: Broker,
+    parts: Sequence[Part],
+    owner: Owner,
+    queue: int = 0,
+    *,
+    images: bool,
+    host: bytes = HOST,
+) -> Handle:
+    """The same, of messages with properties of their own."""
     outcome: list[SluiceError | None] = []
-    handle = broker.core.staged.stage(
-        Owner(sink, batch), TOPIC, queue, batch_body(bodies), HOST, outcome.append
-    )
+    body = images_of(parts, TOPIC.encode()) if images else join_batch(parts)
+    count = len(parts) if images else 0
+    handle = broker.core.staged.stage(owner, TOPIC, queue, body, host, outcome.append, count)
     broker.settle()
     (error,) = outcome
     if error is not None:

@@ -23,12 +23,14 @@ from sluice.protocol import records
 from sluice.protocol.message_batches import join_batch
 from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.protocol.remoting_codes import ResponseCode as Response
+from sluice.storage.images import place_images
 from sluice.storage.lanes import Lane
 from sluice.storage.state import STAGED_TABLE
 from tests.unit.broker.broker_kit import running
-from tests.unit.broker.staged_kit import batch_body, publish, stage
+from tests.unit.broker.staged_kit import batch_body, publish, stage, stage_parts
 from tests.unit.broker.transaction_kit import HOST, TOPIC, Broker
 from tests.unit.loops import run_once
+from tests.unit.protocol.image_kit import images_of
 
 HOUR_MS = 3_600_000
 
@@ -124,12 +126,15 @@ def test_what_could_not_be_stored_later_is_refused_when_it_is_staged() -> None:
     assert "batch -1" in str(refused(batch_body([b"x"]), batch=-1))
 
 
-def test_large_batches_are_written_in_portions_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("images", [False, True])
+def test_large_batches_are_written_in_portions_and_whole(
+    images: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(staged_writes, "_TURN_MESSAGES_MAX", 7)
     monkeypatch.setattr(staged_writes, "_WHOLE_BYTES_MAX", 0)
     broker = Broker()
     wanted = [b"%d" % n for n in range(100)]
-    handles = [stage(broker, wanted[:60]), stage(broker, wanted[60:])]
+    handles = [stage(broker, part, images=images) for part in (wanted[:60], wanted[60:])]
     assert publish(broker, handles)
     assert broker.bodies() == wanted
 
@@ -141,18 +146,16 @@ def test_large_batches_are_written_in_portions_and_whole(monkeypatch: pytest.Mon
 def test_an_entry_that_is_written_whole_is_what_single_messages_are(
     properties: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def written() -> tuple[list[tuple[object, ...]], list[bytes]]:
+    def written(
+        *, images: bool, host: bytes = HOST
+    ) -> tuple[list[tuple[object, ...]], list[bytes]]:
         broker = Broker()
         parts = [(n, b"b%d" % n, properties % n if properties else b"") for n in range(40)]
-        staged: list[SluiceError | None] = []
-        body = join_batch(parts)
-        handle = broker.core.staged.stage(Owner("s", 0), TOPIC, 1, body, HOST, staged.append)
-        broker.settle()
-        assert staged == [None]
+        handle = stage_parts(broker, parts, Owner("s", 0), 1, images=images, host=host)
         assert publish(broker, [handle], sink="s")
         # Positions differ: handles are random numbers, and so is their length.
         entries: list[tuple[object, ...]] = [
-            (e.queue_id, e.queue_offset, e.flag, e.sys_flag, e.born_ms, e.born_host, e.store_ms,
+            (e.queue_id, e.queue_offset, e.flag, e.born_ms, e.born_host == host, e.store_ms,
              bytes(e.body), records.without_checksum(e.properties),
              e.prepared_offset == handle.position, e.reconsume_times)
             for e in broker.entries()
@@ -164,20 +167,65 @@ def test_an_entry_that_is_written_whole_is_what_single_messages_are(
             )
         return entries, [bytes(records.decode(view).body) for view in found]
 
-    whole = written()
+    whole = written(images=False)
+    if properties[-1:] in (b"", b"\x02"):
+        assert whole == written(images=True)
+        assert whole == written(images=True, host=bytes(20)), "IPv6: not of the form of images"
     monkeypatch.setattr(staged_writes, "_WHOLE_BYTES_MAX", 0)
-    assert whole == written()
+    assert whole == written(images=False)
     assert len(whole[0]) == 40
     assert whole[1] == ([b"b7"] if properties.startswith((b"UNIQ", b"KEYS")) else [])
 
 
-@pytest.mark.parametrize("whole_bytes_max", [0, 1 << 20])
+def test_images_that_are_none_are_refused() -> None:
+    broker = Broker()
+    good = images_of([(0, b"a", b"KEYS\x01k\x02"), (0, b"b", b"")], TOPIC.encode())
+
+    def refused(body: bytes, count: int = 2) -> str:
+        with pytest.raises(MessageIllegal) as caught:
+            broker.core.staged.stage(Owner("s", 0), TOPIC, 0, body, HOST, lambda _: None, count)
+        return str(caught.value)
+
+    assert "cut short" in refused(good[:100])
+    assert "add up" in refused(good[:-1] + b"\x7f")
+    assert refused(good, 1)
+    assert refused(good, -1)
+    assert "other topic" in refused(images_of([(0, b"a", b"")] * 2, b"0rders"))
+    assert "without a body" in refused(images_of([(0, b"", b"")] * 2, TOPIC.encode()))
+    for name in (b"DELAY", b"TIMER_DELIVER_MS", b"TRAN_MSG", b"MSG_TTL_MS"):
+        wrong = [(0, b"a", b""), (0, b"b", name + b"\x011\x02")]
+        assert "delayed" in refused(images_of(wrong, TOPIC.encode()))
+    large = [(0, b"a", b""), (0, b"x" * 70_000, b"")]
+    assert "over the limit" in refused(images_of(large, TOPIC.encode()))
+    assert broker.core.staged.staged_count == 0
+
+
+@pytest.mark.parametrize("images", [False, True])
+@pytest.mark.parametrize("more", [b"", b"own\x01TRAN_MSG\x02"])
+def test_words_that_are_special_as_names_are_good_values(images: bool, more: bytes) -> None:
+    broker = Broker()
+    part = (0, b"x", b"KEYS\x01DELAYED-ORDER\x02" + more)
+    assert publish(broker, [stage_parts(broker, [part], Owner("sink", 0), images=images)])
+    assert broker.bodies() == [b"x"]
+
+
+def test_more_than_one_message_may_be_staged_at_once() -> None:
+    """The limit of a message holds for each of them, not for what they are staged in."""
+    broker = Broker()
+    bodies = [b"%d" % n * 20_000 for n in range(8)]
+    assert publish(broker, [stage(broker, bodies, images=True)])
+    assert broker.bodies() == bodies
+
+
+@pytest.mark.parametrize(
+    ("whole_bytes_max", "images"), [(0, False), (1 << 20, False), (1 << 20, True)]
+)
 def test_a_disk_that_is_full_delays_what_was_decided(
-    whole_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+    whole_bytes_max: int, images: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staged_writes, "_WHOLE_BYTES_MAX", whole_bytes_max)
     broker = Broker()
-    handle = stage(broker, [b"a", b"b"])
+    handle = stage(broker, [b"a", b"b"], images=images)
     is_full = True
 
     def unless_full(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,6 +239,7 @@ def test_a_disk_that_is_full_delays_what_was_decided(
     store = broker.core.store
     monkeypatch.setattr(store, "stage_batch", unless_full(store.stage_batch))
     monkeypatch.setattr(Lane, "place_batch", unless_full(Lane.place_batch))
+    monkeypatch.setattr(staged_writes, "place_images", unless_full(place_images))
     with pytest.raises(Busy, match="no room"):
         publish(broker, [handle])
     assert not broker.core.staged.is_clear(handle.position + 1), "retention has to wait"
@@ -252,6 +301,13 @@ def test_the_requests() -> None:
             pulled = await rig.pull("t", 0, 1, subscription="T")
             assert pulled.ext["maxOffset"] == "2"
             assert b"x" in bytes(pulled.body)
+            where = {**where, "batch": 4, "imageCount": 1}
+            image = images_of([(0, b"an image", b"TAGS\x01T\x02")], b"t")
+            staged = await rig.done(Request.SLUICE_STAGE, where, image)
+            handles = b'["%b"]' % staged.ext["handle"].encode()
+            await rig.done(Request.SLUICE_PUBLISH, {"sink": "job", "batch": 4}, handles)
+            pulled = await rig.pull("t", 2, 1, subscription="T")
+            assert b"an image" in bytes(pulled.body)
             for body in (b"", b"{}", b"[1]", b'["1"]', b'["a-b"]'):
                 code, words = await rig.refused(Request.SLUICE_PUBLISH, owner, body)
                 assert code == Response.SYSTEM_ERROR, words

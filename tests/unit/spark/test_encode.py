@@ -10,9 +10,14 @@ import pytest
 from sluice.errors import MessageIllegal
 from sluice.protocol import records
 from sluice.protocol.message_batches import split_batch
-from sluice.spark.encode import check_columns, portions
+from sluice.protocol.record_images import read_images
+from sluice.spark.encode import Portion, check_columns, portions
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def joined(portion: Portion) -> bytes:
+    return b"".join(portion.parts)
 
 
 def sent(
@@ -23,7 +28,7 @@ def sent(
         (
             portion.topic,
             portion.partition,
-            [(bytes(b), records.parse_properties(p)) for _, b, p in split_batch(portion.body)],
+            [(bytes(b), records.parse_properties(p)) for _, b, p in split_batch(joined(portion))],
         )
         for portion in portions(batch, topic, lambda _: 4, bytes_max)
     ]
@@ -71,10 +76,49 @@ def test_portions_are_cut_by_their_bytes_and_slices_are_understood() -> None:
     value = pa.array([b"x" * 100] * 50)
     batch = pa.record_batch({"value": value}).slice(10, 30)
     cut = list(portions(batch, "t", lambda _: 4, 1000))
-    assert [portion.rows for portion in cut] == [8, 8, 8, 6]
-    assert all(len(portion.body) <= 1000 for portion in cut)
+    assert [len(portion.sizes) for portion in cut] == [7, 7, 6, 5, 5], "about alike"
+    assert all(len(b"".join(portion.with_sizes())) == portion.byte_count for portion in cut)
+    assert all(portion.byte_count <= 1000 for portion in cut)
     large = list(portions(batch, "t", lambda _: 4, 10))
-    assert [portion.rows for portion in large] == [1] * 30
+    assert [len(portion.sizes) for portion in large] == [1] * 30
+
+
+def test_images_hold_what_batches_do() -> None:
+    """And they are what a broker takes for images."""
+    columns = {
+        "value": pa.array([b"a" * n for n in range(1, 31)]),
+        "key": pa.array([None if n % 5 == 0 else f"k{n}" for n in range(30)]),
+        "tag": pa.array(["t", None] * 15),
+        "topic": pa.array(["x", "a-topic-of-a-name-" + 12 * "of-ten-by-" + "long"] * 15),
+    }
+    batch = pa.record_batch(columns)
+    plain = list(portions(batch, "", lambda _: 4, 500))
+    images = list(portions(batch, "", lambda _: 4, 1 << 20, str.encode))
+    found: dict[tuple[str, int], list[tuple[int, bytes, bytes]]] = {}
+    for portion in plain:
+        place = (portion.topic, portion.partition)
+        parts = split_batch(joined(portion))
+        found.setdefault(place, []).extend((f, bytes(b), p) for f, b, p in parts)
+    assert len(found) == 10
+    for portion in images:
+        body = b"".join(portion.with_sizes())
+        read = read_images(body, len(portion.sizes), portion.topic.encode())
+        place = (portion.topic, portion.partition)
+        assert [(f, bytes(b), p) for f, b, p in read.parts()] == found.pop(place)
+    assert not found
+
+
+def test_portions_for_one_queue_are_joined() -> None:
+    batch = pa.record_batch({"value": pa.array([b"%d" % n for n in range(20)])})
+    first, *rest = portions(batch, "t", lambda _: 4, 100, str.encode)
+    assert len(rest) > 2
+    whole = first
+    for portion in rest:
+        assert whole.has_room(portion, 1 << 20)
+        assert not whole.has_room(portion, whole.byte_count + portion.byte_count - 1)
+        whole = whole.joined(portion)
+    read = read_images(b"".join(whole.with_sizes()), 20, b"t")
+    assert [bytes(body) for _, body, _ in read.parts()] == [b"%d" % n for n in range(20)]
 
 
 def test_the_column_says_the_topic_where_no_option_does() -> None:
