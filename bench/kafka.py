@@ -1,5 +1,6 @@
-"""This module measures the door for Kafka's clients beside Apache Kafka, with Kafka's own programs:
-ProducerPerformance, ConsumerPerformance and EndToEndLatency, the same jars for both sides.
+"""This module measures the door for Kafka's clients beside Apache Kafka, with Kafka's own programs
+(ProducerPerformance, ConsumerPerformance, EndToEndLatency: the same jars for both sides) and with
+librdkafka.
 
 Both brokers run at one time; the one whose turn it is not is stopped. The first turn of each side
 warms it and is not counted. Neither side waits for the disk, which is Kafka's default.
@@ -7,37 +8,38 @@ warms it and is not counted. Neither side waits for the disk, which is Kafka's d
 
 import contextlib
 import os
-import re
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from bench.harness import Failed, Figure, Run
+from bench.harness import Figure, Run
+from bench.kafka_programs import Rdkafka, Tools
 from bench.processes import cpu_seconds
 from bench.rocketmq_servers import Sluice
 from bench.sides import Samples, Side, wanted_figures
 from peers.artifacts import KAFKA
-from peers.fetch import Jars, fetch
-from peers.java import java_command
+from peers.fetch import fetch
 from peers.kafka import Kafka
 from peers.process import free_ports
 
 PEER = "Apache Kafka 4.3.0"
 PARTITIONS = 8
-PROGRAM_TIMEOUT_S = 600
+MANY_PARTITIONS = 1_000
+LARGE_BYTES, SMALL_BYTES = 1024, 100
+STOPPED_MS_MAX = 3_600_000
 UNITS = {
     "kafka_produce_1k_all": "records/s",
     "kafka_produce_1k_1": "records/s",
     "kafka_produce_100": "records/s",
     "kafka_consume_1k": "records/s",
+    "kafka_produce_1k_1000p": "records/s",
+    "kafka_consume_1k_1000p": "records/s",
+    "kafka_rdkafka_produce_1k": "records/s",
+    "kafka_rdkafka_consume_1k": "records/s",
     "kafka_e2e_ms": "ms",
     "kafka_cpu_s": "s",  # of the broker, for a million records of 1 KiB with acks=all
 }
-_RATE = re.compile(r"^\d+ records sent, ([\d.]+) records/sec", re.MULTILINE)
-_LATENCY = re.compile(r"Avg latency: ([\d.]+) ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,13 @@ class Amounts:
 
     large: int  # of 1 KiB
     small: int  # of 100 bytes
+    many: int  # of 1 KiB, over many partitions
     latency: int
     rounds: int
 
 
-FULL = Amounts(1_000_000, 3_000_000, 5_000, 3)
-QUICK = Amounts(200_000, 500_000, 1_000, 1)
+FULL = Amounts(1_000_000, 3_000_000, 300_000, 5_000, 3)
+QUICK = Amounts(100_000, 300_000, 50_000, 1_000, 1)
 
 
 class OurSide(Sluice):
@@ -84,61 +87,6 @@ class Contestant:
             os.killpg(self.pid, signal.SIGSTOP)
 
 
-class Tools:
-    """Kafka's programs."""
-
-    def __init__(self, jars: Jars) -> None:
-        self._jars = jars
-
-    def run(self, program: str, *words: str) -> str:
-        """What a program says; Failed where it says nothing good."""
-        done = subprocess.run(
-            [
-                *(java_command(), "-Xmx512m"),
-                "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
-                *("-cp", self._jars.class_path, f"org.apache.kafka.tools.{program}", *words),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=PROGRAM_TIMEOUT_S,
-            check=False,
-        )
-        if done.returncode:
-            raise Failed(f"{program}: {done.stdout[-500:]} {done.stderr[-500:]}")
-        return done.stdout
-
-    def make_topic(self, address: str, topic: str, partitions: int) -> None:
-        self.run(
-            *("TopicCommand", "--bootstrap-server", address, "--create", "--topic", topic),
-            *("--partitions", str(partitions)),
-        )
-
-    def produce(self, address: str, topic: str, count: int, size: int, acks: str) -> float:
-        """Records a second, over the whole run."""
-        said = self.run(
-            *("ProducerPerformance", "--topic", topic, "--num-records", str(count)),
-            *("--record-size", str(size), "--throughput", "-1", "--producer-props"),
-            *(f"bootstrap.servers={address}", f"acks={acks}"),
-        )
-        return float(_RATE.findall(said)[-1])
-
-    def consume(self, address: str, topic: str, count: int) -> float:
-        """Records a second while they flow: without the time in which the group forms."""
-        said = self.run(
-            *("ConsumerPerformance", "--bootstrap-server", address, "--topic", topic),
-            *("--num-records", str(count)),
-        )
-        return float(said.strip().splitlines()[-1].split(",")[9])
-
-    def latency_ms(self, address: str, topic: str, count: int) -> float:
-        """From a record's send to its arrival at a consumer, one record at a time."""
-        said = self.run("EndToEndLatency", address, topic, str(count), "all", "1024")
-        found = _LATENCY.search(said)
-        if found is None:
-            raise Failed(f"EndToEndLatency: {said[-500:]}")
-        return float(found.group(1))
-
-
 def measure(run: Run) -> list[Figure]:
     """All figures that are wanted, each the median of its rounds."""
     wanted = wanted_figures(run, UNITS)
@@ -149,8 +97,12 @@ def measure(run: Run) -> list[Figure]:
         for number in range(amounts.rounds + 1):
             for contestant in contestants:
                 run.progress(f"round {number}: {contestant.side}")
+                turn = Turn(tools, Rdkafka(), contestant, amounts, number, wanted)
                 with contestant.turn():
-                    _round(tools, contestant, amounts, wanted, samples, number)
+                    turn.take()
+                if number:  # the first one only warms its side
+                    for figure, value in turn.measured.items():
+                        samples.add(figure, contestant.side, value)
     return [samples.figure(name) for name in UNITS if name in wanted]
 
 
@@ -161,7 +113,11 @@ def _start(run: Run, started: contextlib.ExitStack) -> tuple[Tools, list[Contest
     started.callback(ours.kill)
     contestants = [Contestant("ours", ours.address, ours.pids()[0])]
     if not run.ours_only:
-        peer = Kafka(run.directory / "peer", heap_mb=1024, java_options=(), jars=jars)
+        # Its controller must not take the broker for dead because it was stopped for so long.
+        config = {"broker.session.timeout.ms": STOPPED_MS_MAX}
+        peer = Kafka(
+            run.directory / "peer", config=config, heap_mb=1024, java_options=(), jars=jars
+        )
         started.enter_context(peer)
         contestants.append(Contestant("peer", peer.address, peer.pid))
     for contestant in contestants:
@@ -171,39 +127,94 @@ def _start(run: Run, started: contextlib.ExitStack) -> tuple[Tools, list[Contest
     return Tools(jars), contestants
 
 
-def _round(
-    tools: Tools,
-    contestant: Contestant,
-    amounts: Amounts,
-    wanted: set[str],
-    samples: Samples,
-    number: int,
-) -> None:
-    """One turn of one side; the first one only warms it."""
-    address, side = contestant.address, contestant.side
+class Turn:
+    """One turn of one side: what it measures, and on which topics."""
 
-    def note(figure: str, measured: Callable[[], float]) -> None:
-        if figure in wanted:
-            value = measured()
-            if number:
-                samples.add(figure, side, value)
+    def __init__(
+        self,
+        tools: Tools,
+        rdkafka: Rdkafka,
+        contestant: Contestant,
+        amounts: Amounts,
+        number: int,
+        wanted: set[str],
+    ) -> None:
+        self._tools = tools
+        self._rdkafka = rdkafka
+        self._contestant = contestant
+        self._address = contestant.address
+        self._amounts = amounts
+        self._number = number
+        self._wanted = wanted
+        self.measured: dict[str, float] = {}
 
-    topic = f"bench-{number}"
-    tools.make_topic(address, topic, PARTITIONS)
-    before_s = contestant.cpu_seconds()
-    rate = tools.produce(address, topic, amounts.large, 1024, "all")
-    cpu_s = (contestant.cpu_seconds() - before_s) / (amounts.large / 1_000_000)
-    note("kafka_produce_1k_all", lambda: rate)
-    note("kafka_cpu_s", lambda: cpu_s)
-    note("kafka_consume_1k", lambda: tools.consume(address, topic, amounts.large))
-    for figure, count, size, acks in (
-        ("kafka_produce_1k_1", amounts.large, 1024, "1"),
-        ("kafka_produce_100", amounts.small, 100, "all"),
-    ):
-        if figure in wanted:
-            other = f"{topic}-{size}-{acks}"
-            tools.make_topic(address, other, PARTITIONS)
-            note(figure, partial(tools.produce, address, other, count, size, acks))
-    if "kafka_e2e_ms" in wanted:
-        tools.make_topic(address, f"{topic}-latency", 1)
-    note("kafka_e2e_ms", lambda: tools.latency_ms(address, f"{topic}-latency", amounts.latency))
+    def take(self) -> None:
+        """Measure everything that is wanted."""
+        self._large()
+        self._acks_1()
+        self._small()
+        self._many_partitions()
+        self._with_rdkafka()
+        self._latency()
+
+    def _wants(self, *figures: str) -> bool:
+        return not self._wanted.isdisjoint(figures)
+
+    def _note(self, figure: str, value: float) -> None:
+        if figure in self._wanted:
+            self.measured[figure] = value
+
+    def _topic(self, name: str, partitions: int = PARTITIONS) -> str:
+        """A topic of this turn."""
+        topic = f"bench-{self._number}-{name}"
+        self._tools.make_topic(self._address, topic, partitions)
+        return topic
+
+    def _produce(self, topic: str, count: int, size: int, acks: str = "all") -> float:
+        return self._tools.produce(self._address, topic, count, size, acks)
+
+    def _large(self) -> None:
+        if not self._wants("kafka_produce_1k_all", "kafka_cpu_s", "kafka_consume_1k"):
+            return
+        topic, count = self._topic("large"), self._amounts.large
+        before_s = self._contestant.cpu_seconds()
+        self._note("kafka_produce_1k_all", self._produce(topic, count, LARGE_BYTES))
+        cpu_s = self._contestant.cpu_seconds() - before_s
+        self._note("kafka_cpu_s", cpu_s / (count / 1_000_000))
+        if self._wants("kafka_consume_1k"):
+            self._note("kafka_consume_1k", self._tools.consume(self._address, topic, count))
+
+    def _acks_1(self) -> None:
+        if self._wants("kafka_produce_1k_1"):
+            rate = self._produce(self._topic("acks-1"), self._amounts.large, LARGE_BYTES, "1")
+            self._note("kafka_produce_1k_1", rate)
+
+    def _small(self) -> None:
+        if self._wants("kafka_produce_100"):
+            rate = self._produce(self._topic("small"), self._amounts.small, SMALL_BYTES)
+            self._note("kafka_produce_100", rate)
+
+    def _many_partitions(self) -> None:
+        """All turns have this topic in common: the peer would have thousands of files for each."""
+        if not self._wants("kafka_produce_1k_1000p", "kafka_consume_1k_1000p"):
+            return
+        topic, count = "bench-many", self._amounts.many
+        if not self._number:
+            self._tools.make_topic(self._address, topic, MANY_PARTITIONS)
+        self._note("kafka_produce_1k_1000p", self._produce(topic, count, LARGE_BYTES))
+        if self._wants("kafka_consume_1k_1000p"):
+            self._note("kafka_consume_1k_1000p", self._tools.consume(self._address, topic, count))
+
+    def _with_rdkafka(self) -> None:
+        if not self._wants("kafka_rdkafka_produce_1k", "kafka_rdkafka_consume_1k"):
+            return
+        place = self._address, self._topic("rdkafka"), self._amounts.large, LARGE_BYTES
+        self._note("kafka_rdkafka_produce_1k", self._rdkafka.produce(*place))
+        if self._wants("kafka_rdkafka_consume_1k"):
+            self._note("kafka_rdkafka_consume_1k", self._rdkafka.consume(*place))
+
+    def _latency(self) -> None:
+        if self._wants("kafka_e2e_ms"):
+            topic = self._topic("latency", 1)
+            latency_ms = self._tools.latency_ms(self._address, topic, self._amounts.latency)
+            self._note("kafka_e2e_ms", latency_ms)

@@ -137,6 +137,6 @@ def sender(side: Side, address: str) -> Sender:
 
 def make_kafka_topic(address: str, topic: str, partitions: int) -> None:
     admin: Any = importlib.import_module("confluent_kafka.admin")
-    client = admin.AdminClient({"bootstrap.servers": address})
+    client = admin.AdminClient({"bootstrap.servers": address, "log_level": 4})
     made = client.create_topics([admin.NewTopic(topic, partitions, 1)])
     made[topic].result(FLUSH_TIMEOUT_S)

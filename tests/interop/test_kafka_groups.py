@@ -8,16 +8,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Producer, TopicPartition
 
 from peers import PeerUnavailable
 from peers.kafka import Kafka
@@ -168,89 +165,3 @@ def test_a_kafka_broker_makes_clients_tell_the_same(tmp_path: Path) -> None:
         for name, (run, expected) in SCENARIOS.items():
             assert run(broker.address, "k") == expected, name
         assert noted(broker.address, "k") == CODES
-
-
-class Transactor(threading.Thread):
-    """Writes one number to two partitions in each transaction, whatever happens to the broker."""
-
-    def __init__(self, address: str, topic: str) -> None:
-        super().__init__(daemon=True)
-        self.settings = {
-            "bootstrap.servers": address,
-            "transactional.id": "under-fire",
-            "transaction.timeout.ms": 10_000,
-        }
-        self._topic = topic
-        self.committed: list[int] = []  # of which the producer was told
-        self.tried = 0
-        self.stopping = threading.Event()
-        self.error: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            while not self.stopping.is_set():
-                self._work()
-        except Exception as error:  # shown by the test, which would not see it here
-            self.error = error
-
-    def _work(self) -> None:
-        """One producer, until it is no good any more."""
-        producer = Producer(self.settings)
-        self._insist(lambda: producer.init_transactions(30))
-        while not self.stopping.is_set():
-            number = self.tried
-            self.tried += 1
-            producer.begin_transaction()
-            try:
-                for partition in (0, 1):
-                    producer.produce(self._topic, b"t%d" % number, partition=partition)
-                self._insist(lambda: producer.commit_transaction(30))
-                self.committed.append(number)
-            except KafkaException as error:
-                if not error.args[0].txn_requires_abort():
-                    return
-                try:
-                    self._insist(lambda: producer.abort_transaction(30))
-                except KafkaException:
-                    return
-
-    def _insist(self, ask: Callable[[], None]) -> None:
-        for _ in range(20):
-            try:
-                ask()
-            except KafkaException as error:
-                cause: KafkaError = error.args[0]
-                if not cause.retriable():
-                    raise
-            else:
-                return
-
-
-@pytest.mark.soak
-def test_kills_under_transactions(tmp_path: Path) -> None:
-    """No transaction is lost, seen twice, or seen by half, however often the broker is killed."""
-    rounds = int(os.environ.get("SLUICE_KAFKA_KILLS", "10"))
-    with KafkaSluice(tmp_path) as broker:
-        address, topic = broker.kafka_address, "under-fire"
-        make_topic(address, topic)
-        worker = Transactor(address, topic)
-        worker.start()
-        for number in range(rounds):
-            before = len(worker.committed)
-            wait("some commits", partial(_more, worker, before + 5 + number % 7))
-            broker.kill()
-            broker.start()
-        worker.stopping.set()
-        worker.join(LIMIT_S)
-        assert worker.error is None
-        last = Producer(worker.settings)
-        last.init_transactions(LIMIT_S)  # whatever is open is rolled back
-        seen = Counter(int(value[1:]) for value in read_all(address, topic, "read_committed"))
-        assert set(seen.values()) == {2}, "each number once in each of two partitions"
-        assert set(worker.committed) <= set(seen)
-        assert len(worker.committed) >= 5 * rounds
-
-
-def _more(worker: Transactor, count: int) -> bool:
-    assert worker.error is None, worker.error
-    return len(worker.committed) >= count

@@ -186,7 +186,8 @@ class Doors:
         )
         head = kafka_batches.read_sent(data)
         kafka_batches.check_sent(head, data)
-        verdict = self.core.producers.check(TOPIC, 0, head)
+        producers = self.core.producers
+        verdict = producers.check(producers.partition(TOPIC, 0), head)
         assert (verdict.code, verdict.offset) == (0, -1)
         if what.producer >= 2:
             name = IDS[what.producer - 2]

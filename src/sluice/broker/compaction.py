@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sluice.broker.compaction_plan import Plan, Policy, lies_below, plan, policy_of
@@ -60,6 +61,8 @@ class Job:
         self.is_over = False
         self.at = todo.clean
         self.kept_count = 0
+        self.is_done = False  # it came to its end, and readers see what it has made
+        self.read_bytes = self.copied_bytes = self.kept_bytes = 0
         self.hidden = self._free_name()
 
     def _free_name(self) -> str:
@@ -117,10 +120,13 @@ class Job:
             self._give_up(str(error))
             return
         next_offset, entries = found
+        byte_count = sum(entry.size for entry in entries)
+        self.read_bytes += byte_count
         try:
             if self.is_noting:
                 self._note(entries)
             else:
+                self.copied_bytes += byte_count
                 self._copy(entries)
         except SluiceError as failure:
             self._give_up(str(failure))
@@ -209,7 +215,7 @@ class Job:
         queue.next_offset = offset
         if kept.batch is None:
             try:
-                store.stage(message_of(entry, self.hidden), stored)
+                self.kept_bytes += store.stage(message_of(entry, self.hidden), stored).size
             except MessageIllegal:
                 # The limits were other ones when it came. Those of batches are wider.
                 unpacked_max = self.core.config.kafka_unpacked_bytes_max
@@ -229,7 +235,7 @@ class Job:
             entry.born_host,
             keys_of(head, kept.batch) if store.config.kafka_key_index else b"",
         )
-        stage_whole(store, whole, stored)
+        self.kept_bytes += stage_whole(store, whole, stored).size
 
     # --------------------------------------------------------------------------------------- ending
 
@@ -253,6 +259,7 @@ class Job:
             self.is_over = True
             if core.store.queues.get(self.name) is not self.queue:
                 return
+            self.is_done = True
             attach(core.store, topic, queue_id, row)
             log_lines.info(
                 "compacted %s up to offset %d: %d records stay", topic, self.clean_end,
@@ -279,6 +286,23 @@ def remove(core: BrokerCore, hidden: str) -> None:
         core.ask_turn()
 
 
+@dataclass(slots=True)
+class Work:
+    """What compaction has done since the start: for metrics."""
+
+    passes: int = 0  # over one partition each, that came to their end
+    read_bytes: int = 0  # of all passes: of each, twice what it copied from, at most
+    dropped_bytes: int = 0  # entries that it went through, less what it wrote of them
+    last_ms: int = 0  # when the last pass ended; 0 where there was none
+
+    def count(self, job: Job, now_ms: int) -> None:
+        self.read_bytes += job.read_bytes
+        if job.is_done:
+            self.passes += 1
+            self.last_ms = now_ms
+            self.dropped_bytes += max(0, job.copied_bytes - job.kept_bytes)
+
+
 class Compaction:
     """The compaction of one broker's topics."""
 
@@ -290,6 +314,7 @@ class Compaction:
         self._job: Job | None = None
         # Partitions in which there was nothing to do, as they were then.
         self._idle: dict[QueueName, tuple[QueueIndex, int, Policy]] = {}
+        self.work = Work()
         core.store.housekeeping.rescuers.append(self._is_clear)
 
     def start(self) -> None:
@@ -302,6 +327,7 @@ class Compaction:
             job.step()
             if job.is_over:
                 self._job = None
+                self.work.count(job, now_ms)
                 self._sweep()
             return
         if self._is_planning or self._core.store.refusal is not None:

@@ -89,7 +89,7 @@ class KafkaFetch:
         if code:
             answer(write_fetched(request.version, code, 0, []))
             return
-        fetch = _Fetch(request, answer, [Wanted(each, self._find(each)) for each in asked])
+        fetch = _Fetch(request, answer, self._wanted(asked))
         fetch.session = session
         fetch.is_increment = session is not None and body.session_epoch > FIRST_EPOCH
         fetch.isolation = int(body.isolation_level)
@@ -128,9 +128,18 @@ class KafkaFetch:
         session.epoch = _next_epoch(epoch)
         return 0, session, list(session.parts.values())
 
-    def _find(self, asked: Asked) -> KafkaTopic | None:
-        key, topics = asked.place[0], self._core.kafka_topics
-        return topics.by_id(key) if isinstance(key, UUID) else topics.find(key)
+    def _wanted(self, asked: list[Asked]) -> list[Wanted]:
+        """What is asked for with its topics; of one topic it may be a thousand partitions."""
+        topics = self._core.kafka_topics
+        key: TopicKey | None = None
+        topic: KafkaTopic | None = None
+        wanted: list[Wanted] = []
+        for each in asked:
+            if each.place[0] is not key:
+                key = each.place[0]
+                topic = topics.by_id(key) if isinstance(key, UUID) else topics.find(key)
+            wanted.append(Wanted(each, topic))
+        return wanted
 
     # -------------------------------------------------------------------------------------- reading
 
@@ -210,6 +219,9 @@ class KafkaFetch:
             aborted = [] if fetch.isolation == COMMITTED else None
             return FetchedPart(partition, 0, high, stable, low, aborted)
         stop = stable if fetch.isolation == COMMITTED else high
+        if offset >= stop:  # most partitions of most fetches have nothing new
+            aborted = [] if fetch.isolation == COMMITTED else None
+            return FetchedPart(partition, 0, high, stable, low, aborted)
         read = read_batches(core, topic, partition, offset, stop, max(1, room))
         if read.is_outside:
             return FetchedPart(partition, kafka_codes.OFFSET_OUT_OF_RANGE)

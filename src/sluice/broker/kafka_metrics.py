@@ -49,7 +49,29 @@ TIMED_OUT: Final = Metric(
     "Those of them that were rolled back because their time was over.",
 )
 
-METRICS: Final = (GROUPS, MEMBERS, LAG, ROUNDS, COMMITS, EXPIRED, OPEN, ENDED, TIMED_OUT)
+PASSES: Final = Metric(
+    "sluice_kafka_compaction_passes_total",
+    "counter",
+    "Partitions that were gone through because their topics are compacted.",
+)
+READ: Final = Metric(
+    "sluice_kafka_compaction_read_bytes_total", "counter", "Bytes of entries that were read for it."
+)
+DROPPED: Final = Metric(
+    "sluice_kafka_compaction_dropped_bytes_total",
+    "counter",
+    "Bytes of entries that were not copied, because newer records have their keys.",
+)
+AGE: Final = Metric(
+    "sluice_kafka_compaction_age_seconds",
+    "gauge",
+    "Time since the last of those partitions was done, or since the start.",
+)
+
+METRICS: Final = (
+    *(GROUPS, MEMBERS, LAG, ROUNDS, COMMITS, EXPIRED, OPEN, ENDED, TIMED_OUT),
+    *(PASSES, READ, DROPPED, AGE),
+)
 
 Pair = tuple[str, str]  # (topic, group)
 
@@ -82,6 +104,11 @@ class KafkaMetrics:
         page.add(ENDED, transactions.committed_count, "committed")
         page.add(ENDED, transactions.aborted_count, "rolled_back")
         page.add(TIMED_OUT, transactions.timed_out_count)
+        work = core.compaction.work
+        page.add(PASSES, work.passes)
+        page.add(READ, work.read_bytes)
+        page.add(DROPPED, work.dropped_bytes)
+        page.add(AGE, max(0, core.now_ms() - (work.last_ms or core.started_ms)) / 1000)
 
     def committed(self) -> list[tuple[str, str, int, int]]:
         """Topic, group, partition and offset of everything committed."""

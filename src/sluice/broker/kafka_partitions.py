@@ -84,14 +84,14 @@ class KafkaTopics:
     def __init__(self, core: BrokerCore) -> None:
         self._core = core
         self._ids: dict[str, UUID] = {}  # by stored name
-        self._names: dict[UUID, str] = {}
+        self._names: dict[bytes, str] = {}  # by the bytes of its id
         self._seen: dict[str, KafkaTopic] = {}  # as long as its settings are the same
         for key, value in core.store.table(KAFKA_ID_TABLE).items():
             self._keep(key.removesuffix("@"), UUID(value))
 
     def _keep(self, stored: str, topic_id: UUID) -> None:
         self._ids[stored] = topic_id
-        self._names[topic_id] = stored
+        self._names[topic_id.bytes] = stored
 
     # -------------------------------------------------------------------------------------- looking
 
@@ -147,12 +147,17 @@ class KafkaTopics:
         return self._core.topics.get(stored) is not None or self.kafka_name(stored) is None
 
     def by_id(self, topic_id: UUID) -> KafkaTopic | None:
+        return self.by_id_bytes(topic_id.bytes)
+
+    def by_id_bytes(self, topic_id: bytes) -> KafkaTopic | None:
         stored = self._names.get(topic_id)
         if stored is None:
             return None
+        seen = self._seen.get(stored)
+        if seen is not None and seen.settings is self._core.topics.get(stored):
+            return seen
         name = self.kafka_name(stored)
-        topic = None if name is None else self.find(name)
-        return topic if topic is not None and topic.id == topic_id else None
+        return None if name is None else self.find(name)
 
     def all(self) -> list[KafkaTopic]:
         """All topics that are shown, by name."""
@@ -194,4 +199,4 @@ class KafkaTopics:
         self._seen.pop(stored, None)
         topic_id = self._ids.pop(stored, None)
         if topic_id is not None:
-            self._names.pop(topic_id, None)
+            self._names.pop(topic_id.bytes, None)

@@ -9,8 +9,8 @@ A batch of a topic that RocketMQ's clients made is taken apart: such a topic hol
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, NamedTuple
-from uuid import UUID
 
 from sluice.broker import kafka_delays
 from sluice.broker.core import BrokerCore
@@ -23,15 +23,17 @@ from sluice.protocol import kafka_batches, kafka_codes, kafka_views
 from sluice.protocol.kafka_batches import BadBatch, BatchHead, Record
 from sluice.protocol.kafka_fast import (
     ProducedPart,
+    ProducedTopic,
     ProducePart,
-    TopicKey,
     read_produce,
     write_produced,
 )
+from sluice.storage.whole_batches import tell_of_staged
 
 ZSTD_FROM: Final = 7
 _ACKS: Final = (-1, 0, 1)
 _REASON_MAX: Final = 500
+_UNKNOWN: Final = ProducedPart(-1, kafka_codes.UNKNOWN_SERVER_ERROR)
 
 
 class _Refused(Exception):
@@ -50,29 +52,61 @@ class _Sent(NamedTuple):
     transactional_id: str | None
 
 
+# A batch that has its place and is not confirmed yet: the list that its result belongs in, where in
+# it, topic, partition, offset, time of its append. A plain tuple, because there is one per batch.
+_Placed = tuple[list[ProducedPart], int, str, int, int, int]
+
+
 class _Waiting:
     """A request whose batches are being stored."""
 
-    __slots__ = ("_answer", "_left", "_peer", "_results", "_version", "acks")
+    __slots__ = ("_answer", "_core", "_left", "_peer", "_results", "_version", "acks", "placed")
 
-    def __init__(self, request: Request, acks: int, answer: Answer) -> None:
+    def __init__(self, core: BrokerCore, request: Request, acks: int, answer: Answer) -> None:
+        self._core = core
         self._version = request.version
         self._peer = request.peer
         self._answer = answer
         self._left = 1  # the request itself, until all of it was looked at
-        self._results: list[tuple[TopicKey, list[ProducedPart]]] = []
+        self._results: list[tuple[ProducedTopic, list[ProducedPart]]] = []
         self.acks = acks
+        self.placed: list[_Placed] = []  # written together, so they are told of together
 
-    def topic(self, topic: TopicKey, count: int) -> list[ProducedPart]:
+    def topic(self, topic: ProducedTopic, count: int) -> list[ProducedPart]:
         """Room for what becomes of a topic's batches."""
         self._left += count
-        parts = [ProducedPart(-1, kafka_codes.UNKNOWN_SERVER_ERROR)] * count
+        parts = [_UNKNOWN] * count
         self._results.append((topic, parts))
         return parts
 
-    def done(self) -> None:
-        """One batch was stored or refused."""
-        self._left -= 1
+    def staged(self) -> None:
+        """Nothing more of it is staged: what was is written at the end of the turn."""
+        if self.placed:
+            tell_of_staged(self._core.store, self.when_confirmed(self.placed))
+            self._core.ask_turn()
+
+    def when_confirmed(self, places: list[_Placed]) -> Done:
+        """Notes what became of batches, when it is known."""
+
+        def told(error: SluiceError | None) -> None:
+            core = self._core
+            store, polls = core.store, core.polls
+            for results, at, stored, partition, offset, append_ms in places:
+                if error is not None:
+                    core.producers.lost(stored, partition)
+                    results[at] = ProducedPart(partition, code_of(error), reason=str(error))
+                    continue
+                start = store.min_offset(stored, partition)
+                results[at] = ProducedPart(partition, 0, offset, append_ms, start)
+                if polls.is_awaited:
+                    polls.wake((stored, partition))
+            self.done(len(places))
+
+        return told
+
+    def done(self, count: int = 1) -> None:
+        """So many batches were stored or refused."""
+        self._left -= count
         if self._left:
             return
         if self.acks:
@@ -96,30 +130,39 @@ class KafkaProduce:
 
     def produce(self, request: Request, answer: Answer) -> None:
         sent = read_produce(request.frame, request.body_at, request.version)
-        waiting = _Waiting(request, sent.acks, answer)
+        waiting = _Waiting(self._core, request, sent.acks, answer)
         if sent.acks == 0:
             answer(None)
         about = _Sent(request.peer, request.version, sent.transactional_id)
-        for key, parts in sent.topics:
-            topic = self._find(key)
-            results = waiting.topic(key, len(parts))
-            for at, part in enumerate(parts):
-                try:
-                    if sent.acks not in _ACKS:
-                        raise _Refused(kafka_codes.INVALID_REQUIRED_ACKS)
-                    if topic is None:
-                        raise _Refused(_missing(key))
-                    self._store(about, topic, part, results, at, waiting)
-                except _Refused as refused:
-                    results[at] = ProducedPart(
-                        part.partition, refused.code, reason=str(refused)[:_REASON_MAX] or None
-                    )
-                    waiting.done()
+        try:
+            for key, parts in sent.topics:
+                self._take(about, key, parts, waiting)
+        finally:
+            waiting.staged()
         waiting.done()
 
-    def _find(self, key: TopicKey) -> KafkaTopic | None:
+    def _take(
+        self, about: _Sent, key: ProducedTopic, parts: list[ProducePart], waiting: _Waiting
+    ) -> None:
+        """Store what was sent to one topic, or say why not."""
+        topic = self._find(key)
+        results = waiting.topic(key, len(parts))
+        for at, part in enumerate(parts):
+            try:
+                if waiting.acks not in _ACKS:
+                    raise _Refused(kafka_codes.INVALID_REQUIRED_ACKS)
+                if topic is None:
+                    raise _Refused(_missing(key))
+                self._store(about, topic, part, results, at, waiting)
+            except _Refused as refused:
+                results[at] = ProducedPart(
+                    part.partition, refused.code, reason=str(refused)[:_REASON_MAX] or None
+                )
+                waiting.done()
+
+    def _find(self, key: ProducedTopic) -> KafkaTopic | None:
         topics = self._core.kafka_topics
-        return topics.by_id(key) if isinstance(key, UUID) else topics.find(key)
+        return topics.by_id_bytes(key) if isinstance(key, bytes) else topics.find(key)
 
     def _store(
         self,
@@ -143,7 +186,6 @@ class KafkaProduce:
             head = self._checked(about, topic, data)
         except BadBatch as bad:
             raise _Refused(bad.code, str(bad)) from bad
-        stored, byte_count = topic.stored, len(data)
         append_ms = -1
         batch: Buffer = data
         if topic.append_time:
@@ -152,27 +194,35 @@ class KafkaProduce:
         later: list[Message] = []
         if topic.delays and topic.batches:
             head, batch, later = self._parted(about, topic, partition, head, batch)
-        base_offset = -1
-
-        def confirmed(error: SluiceError | None) -> None:
-            if error is not None:
-                results[at] = ProducedPart(partition, code_of(error), reason=str(error))
-            else:
-                start = core.store.min_offset(stored, partition)
-                results[at] = ProducedPart(partition, 0, base_offset, append_ms, start)
-                if core.polls.is_awaited:
-                    core.polls.wake((stored, partition))
-            waiting.done()
-
+        place = (results, at, topic.stored, partition)
         try:
             if core.store.log.end > core.admission.free_end:
-                core.admission.admit(about.peer.born_host, byte_count)
+                core.admission.admit(about.peer.born_host, len(data))
             if not topic.batches:
-                base_offset = self._explode(about, topic, partition, head, batch, confirmed)
-            else:
-                base_offset = self._append(about, topic, partition, head, batch, later, confirmed)
+                places: list[_Placed] = []  # it is known before anybody is told
+                told = waiting.when_confirmed(places)
+                offset = self._explode(about, topic, partition, head, batch, told)
+                places.append((*place, offset, append_ms))
+                return
+            states = core.producers.partition(topic.stored, partition)
+            if head.producer_id >= 0:
+                code, offset = core.producers.check(states, head)
+                if code:
+                    raise _Refused(code)
+                if offset >= 0:  # it came before
+                    told = waiting.when_confirmed([(*place, offset, append_ms)])
+                    core.call_soon(partial(self._when_confirmed, told))
+                    return
+            if head.attributes & kafka_batches.TRANSACTIONAL:
+                self._check_transaction(about, topic, partition, head)
+            for message in later:  # in the log they are before it, so they are safe when it is
+                core.append(message)
+            host = about.peer.born_host
+            placed = core.producers.append_to(states, place[2:], head, batch, host)
         except SluiceError as error:
             raise _Refused(code_of(error), str(error)) from error
+        core.stats.stored(topic.stored, head.record_count, placed.size)
+        waiting.placed.append((*place, placed.queue_offset, append_ms))
 
     def _parted(
         self, about: _Sent, topic: KafkaTopic, partition: int, head: BatchHead, batch: Buffer
@@ -190,15 +240,20 @@ class KafkaProduce:
         """The head of a batch that may be stored; raises what is wrong with it."""
         core = self._core
         config = core.config
-        head = kafka_batches.read_sent(data)
-        if head.codec == kafka_batches.CODEC_ZSTD and about.version < ZSTD_FROM:
-            raise BadBatch(
-                kafka_codes.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs a newer produce request"
-            )
         bytes_max = topic.batch_bytes_max
-        if len(data) > (config.kafka_batch_bytes_max if bytes_max is None else bytes_max):
-            raise BadBatch(kafka_codes.MESSAGE_TOO_LARGE, f"a batch of {len(data)} bytes")
-        kafka_batches.check_sent(head, data)
+        if bytes_max is None:
+            bytes_max = config.kafka_batch_bytes_max
+        if len(data) <= bytes_max and about.version >= ZSTD_FROM:
+            head = kafka_batches.read_new(data)
+        else:
+            head = kafka_batches.read_sent(data)
+            if head.codec == kafka_batches.CODEC_ZSTD and about.version < ZSTD_FROM:
+                raise BadBatch(
+                    kafka_codes.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs a newer produce request"
+                )
+            if len(data) > bytes_max:
+                raise BadBatch(kafka_codes.MESSAGE_TOO_LARGE, f"a batch of {len(data)} bytes")
+            kafka_batches.check_sent(head, data)
         if config.kafka_check_records:
             kafka_batches.check_records(head, data, config.kafka_unpacked_bytes_max)
         if topic.compacts:
@@ -207,54 +262,30 @@ class KafkaProduce:
                 raise BadBatch(
                     kafka_codes.INVALID_RECORD, "a compacted topic takes no record without a key"
                 )
-        if head.max_ms > core.now_ms() + config.kafka_timestamp_ahead_ms_max:
+        ahead_ms = config.kafka_timestamp_ahead_ms_max
+        # The newest entry's time is there already, and never after now.
+        if head.max_ms > core.store.last_ms + ahead_ms and head.max_ms > core.now_ms() + ahead_ms:
             raise BadBatch(
                 kafka_codes.INVALID_TIMESTAMP, f"timestamp {head.max_ms} is too far ahead"
             )
         return head
 
-    def _append(
-        self,
-        about: _Sent,
-        topic: KafkaTopic,
-        partition: int,
-        head: BatchHead,
-        data: Buffer,
-        later: list[Message],
-        confirmed: Done,
-    ) -> int:
-        """Store a batch whole, unless it is stored already; the offset that it has. `later`: what
-        waits beside it.
-        """
-        core = self._core
-        if head.producer_id >= 0:
-            verdict = core.producers.check(topic.stored, partition, head)
-            if verdict.code:
-                raise _Refused(verdict.code)
-            if verdict.offset >= 0:
-                core.call_soon(lambda: self._when_confirmed(confirmed))
-                return verdict.offset
-        if head.is_transactional:
-            if self._transactions is None:
-                raise _Refused(kafka_codes.INVALID_TXN_STATE, "transactions are not served")
-            code = self._transactions.check_append(
-                about.transactional_id,
-                head.producer_id,
-                head.producer_epoch,
-                topic.stored,
-                partition,
-                implicit=about.version >= 12,
-            )
-            if code:
-                raise _Refused(code)
-        for message in later:  # in the log they are before it, so they are safe when it is
-            core.append(message)
-        placed = core.producers.append(
-            topic.stored, partition, head, data, about.peer.born_host, confirmed
+    def _check_transaction(
+        self, about: _Sent, topic: KafkaTopic, partition: int, head: BatchHead
+    ) -> None:
+        """Refuse a batch that says it is of a transaction, and is of none that is open."""
+        if self._transactions is None:
+            raise _Refused(kafka_codes.INVALID_TXN_STATE, "transactions are not served")
+        code = self._transactions.check_append(
+            about.transactional_id,
+            head.producer_id,
+            head.producer_epoch,
+            topic.stored,
+            partition,
+            implicit=about.version >= 12,
         )
-        core.stats.stored(topic.stored, head.record_count, placed.size)
-        core.ask_turn()
-        return placed.queue_offset
+        if code:
+            raise _Refused(code)
 
     def _when_confirmed(self, confirmed: Done) -> None:
         """All that was written up to now: a batch that came twice is among it."""
@@ -312,8 +343,8 @@ class KafkaProduce:
             raise _Refused(kafka_codes.INVALID_RECORD, str(illegal)) from illegal
 
 
-def _missing(key: TopicKey) -> int:
-    if isinstance(key, UUID):
+def _missing(key: ProducedTopic) -> int:
+    if isinstance(key, bytes):
         return kafka_codes.UNKNOWN_TOPIC_ID
     return kafka_codes.UNKNOWN_TOPIC_OR_PARTITION
 

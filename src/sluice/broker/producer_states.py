@@ -50,6 +50,7 @@ _ROWS_AT_ONCE: Final = 500
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
 _MARKER_KEY_AT: Final = 5  # in a control record: length, attributes, two deltas, key length
 LEADER_EPOCH: Final = 0  # one leader, which never changed
+_new_tuple = tuple.__new__  # half the time of a named tuple's own
 log_lines = logging.getLogger("sluice.kafka")
 
 Done = Callable[[SluiceError | None], None]
@@ -197,9 +198,9 @@ class ProducerStates:
         """Which transactions of a partition are open, and which were rolled back."""
         return self.partition(topic, queue_id).stable
 
-    def check(self, topic: str, queue_id: int, head: BatchHead) -> Verdict:
+    @staticmethod
+    def check(partition: Partition, head: BatchHead) -> Verdict:
         """Whether a batch that a client sent is the next one of its producer."""
-        partition = self.partition(topic, queue_id)
         producer = partition.producers.get(head.producer_id)
         if producer is None:
             return _NEW
@@ -207,13 +208,15 @@ class ProducerStates:
             return Verdict(INVALID_PRODUCER_EPOCH)
         if head.producer_epoch > producer.epoch:
             return _NEW if head.base_sequence == 0 else Verdict(OUT_OF_ORDER_SEQUENCE_NUMBER)
-        first, last = head.base_sequence, head.last_sequence
-        for sent in producer.batches:
-            if sent[0] == first and sent[1] == last:
-                return Verdict(NONE, sent[2])
+        first, batches = head.base_sequence, producer.batches
+        expected = (batches[-1][1] + 1) & _SEQUENCE_MASK if batches else 0
+        if first != expected:
+            last = head.last_sequence
+            for sent in batches:
+                if sent[0] == first and sent[1] == last:
+                    return Verdict(NONE, sent[2])
         if not head.is_transactional and partition.stable.is_open(head.producer_id):
             return Verdict(INVALID_TXN_STATE)
-        expected = (producer.batches[-1][1] + 1) & _SEQUENCE_MASK if producer.batches else 0
         return _NEW if first == expected else Verdict(OUT_OF_ORDER_SEQUENCE_NUMBER)
 
     def append(
@@ -225,32 +228,51 @@ class ProducerStates:
         born_host: bytes,
         done: Done,
     ) -> Placed:
-        """Stage a batch that was checked; `done` when it is confirmed, or why it is not.
-
-        What is known of its producer holds at once, for the batches that follow in this turn.
-        """
-        partition = self.partition(topic, queue_id)
-        key = (topic, queue_id)
+        """Stage a batch that was checked; `done` when it is confirmed, or why it is not."""
 
         def told(error: SluiceError | None) -> None:
             if error is not None:
-                self._lost.add(key)
+                self.lost(topic, queue_id)
             done(error)
 
-        batch = WholeBatch(
-            topic,
-            queue_id,
-            kafka_batches.patched(head.length, LEADER_EPOCH),
-            memoryview(data)[kafka_batches.PATCHED_BYTES :],
-            head.last_delta + 1,
-            kafka_entries.code_of(head.max_ms, head.attributes),
-            max(0, head.max_ms),
-            born_host,
-            keys_of(head, data) if self._core.store.config.kafka_key_index else b"",
+        place = (topic, queue_id)
+        return self.append_to(self.partition(*place), place, head, data, born_host, told)
+
+    def append_to(
+        self,
+        partition: Partition,
+        place: tuple[str, int],
+        head: BatchHead,
+        data: Buffer,
+        born_host: bytes,
+        told: Done | None = None,
+    ) -> Placed:
+        """The same, and who is told says what is `lost`.
+
+        What is known of its producer holds at once, for the batches that follow in this turn.
+        """
+        store, max_ms = self._core.store, head.max_ms
+        view = data if isinstance(data, memoryview) else memoryview(data)
+        batch = _new_tuple(
+            WholeBatch,
+            (
+                *place,
+                kafka_batches.patched(head.length, LEADER_EPOCH),
+                view[kafka_batches.PATCHED_BYTES :],
+                head.last_delta + 1,
+                kafka_entries.code_of(max_ms, head.attributes),
+                max_ms if max_ms > 0 else 0,
+                born_host,
+                keys_of(head, data) if store.config.kafka_key_index else b"",
+            ),
         )
-        placed = stage_whole(self._core.store, batch, told)
+        placed = stage_whole(store, batch, told)
         _note(partition, head, placed.queue_offset, placed.store_ms, data)
         return placed
+
+    def lost(self, topic: str, queue_id: int) -> None:
+        """What was appended to a partition could not be written: the log says how it stands."""
+        self._lost.add((topic, queue_id))
 
     def forget_topic(self, topic: str) -> None:
         """A topic was deleted, and all that was sent to it."""
@@ -260,23 +282,26 @@ class ProducerStates:
 
 def _note(partition: Partition, head: BatchHead, offset: int, store_ms: int, data: Buffer) -> None:
     """Take a batch of the log into account."""
-    partition.end = offset + head.last_delta + 1
+    last_delta, attributes, producer_id = head.last_delta, head.attributes, head.producer_id
+    partition.end = offset + last_delta + 1
     partition.is_changed = True
-    producer_id = head.producer_id
     if producer_id < 0:
         return
     before = partition.producers.get(producer_id)
-    same = before is not None and before.epoch == head.producer_epoch
-    batches = before.batches if before is not None and same else ()
-    if head.is_control:
+    epoch = head.producer_epoch
+    batches = before.batches if before is not None and before.epoch == epoch else ()
+    if attributes & kafka_batches.CONTROL:
         # The last four bytes of the first record's key say which way the transaction went.
         is_commit = _marker_commits(data)
         partition.stable.marker(producer_id, offset, commit=is_commit)
     else:
-        batches = (*batches, (head.base_sequence, head.last_sequence, offset))[-KEPT_BATCHES:]
-        if head.is_transactional:
+        first = head.base_sequence
+        batches = (*batches, (first, (first + last_delta) & _SEQUENCE_MASK, offset))
+        if len(batches) > KEPT_BATCHES:
+            batches = batches[-KEPT_BATCHES:]
+        if attributes & kafka_batches.TRANSACTIONAL:
             partition.stable.data(producer_id, offset)
-    partition.producers[producer_id] = Producer(head.producer_epoch, store_ms, batches)
+    partition.producers[producer_id] = _new_tuple(Producer, (epoch, store_ms, batches))
 
 
 def _marker_commits(data: Buffer) -> bool:

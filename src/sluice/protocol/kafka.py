@@ -31,6 +31,7 @@ _ANSWER_HEAD: Final = Struct(">ii")
 _I16: Final = Struct(">h")
 _I32: Final = Struct(">i")
 _U32: Final = Struct(">I")
+_SMALL_BYTES: Final = 1024
 CLIENT_ID_BYTES_MAX: Final = 1024  # nobody's is longer, and it stands in logs and member ids
 
 Put = Callable[[list[bytes], Any], None]
@@ -67,6 +68,8 @@ def body_start(frame: Buffer, head: Head) -> int:
     at = head.body_at
     if not is_flexible(head.key, head.version):
         return at
+    if at < len(frame) and not frame[at]:
+        return at + 1
     return skip_tags(frame, at)
 
 
@@ -134,7 +137,10 @@ def frame_answer(key: int, version: int, correlation_id: int, parts: list[Buffer
     # The answer to ApiVersions has the old head in every version: who asks may not know ours.
     tags = b"\0" if key != API_VERSIONS and is_flexible(key, version) else b""
     size = 4 + len(tags) + sum(map(len, parts))
-    return [_ANSWER_HEAD.pack(size, correlation_id) + tags, *parts]
+    head = _ANSWER_HEAD.pack(size, correlation_id) + tags
+    if size <= _SMALL_BYTES:  # the system takes one part sooner than two
+        return [b"".join((head, *parts))]
+    return [head, *parts]
 
 
 def encode(key: int, version: int, values: Mapping[str, Any]) -> bytes:

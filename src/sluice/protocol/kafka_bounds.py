@@ -57,8 +57,12 @@ def check_bounds(shape: Any, data: bytes | memoryview, at: int) -> None:
 
 def read_uvarint(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
     """An unsigned varint of at most 32 bits, and the place behind it."""
-    value = shift = 0
     try:
+        byte = data[at]
+        at += 1
+        if byte < 0x80:
+            return byte, at
+        value, shift = byte & 0x7F, 7
         while True:
             byte = data[at]
             at += 1

@@ -24,7 +24,12 @@ PRODUCE_IDS: Final = 13
 FETCH_FLEXIBLE: Final = 12
 FETCH_IDS: Final = 13
 
+_COUNTS: Final = tuple(bytes((count + 1,)) for count in range(0x7F))
+_new_tuple = tuple.__new__  # half the time of a named tuple's own
+
 TopicKey = str | UUID  # topics are named in older versions and numbered in newer ones
+# In a request that comes with every batch an id stays as it is: making a UUID takes its time.
+ProducedTopic = str | bytes
 
 
 class ProducePart(NamedTuple):
@@ -37,7 +42,7 @@ class ProducePart(NamedTuple):
 class ProduceTopic(NamedTuple):
     """What is sent to one topic."""
 
-    topic: TopicKey
+    topic: ProducedTopic
     parts: list[ProducePart]
 
 
@@ -97,9 +102,9 @@ def _read_produce(frame: bytes | memoryview, at: int, version: int) -> ProduceRe
     topic_count, at = _count(view, at + _ACKS.size, flexible)
     topics: list[ProduceTopic] = []
     for _ in range(topic_count):
-        topic: TopicKey | None
+        topic: ProducedTopic | None
         if version >= PRODUCE_IDS:
-            topic, at = UUID(bytes=bytes(view[at : at + 16])), at + 16
+            topic, at = bytes(view[at : at + 16]), at + 16
         else:
             topic, at = _text(view, at, flexible)
         if topic is None:
@@ -121,17 +126,19 @@ def _read_produce(frame: bytes | memoryview, at: int, version: int) -> ProduceRe
                 at += size
                 if len(records) != size:
                     raise BadRequest(f"records of {size} bytes that are not all there")
-                parts.append(ProducePart(index, records))
+                parts.append(_new_tuple(ProducePart, (index, records)))
             if flexible:
-                at = skip_tags(view, at)
+                at = skip_tags(view, at) if view[at] else at + 1
         if flexible:
-            at = skip_tags(view, at)
-        topics.append(ProduceTopic(topic, parts))
+            at = skip_tags(view, at) if view[at] else at + 1
+        topics.append(_new_tuple(ProduceTopic, (topic, parts)))
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
 
 
 def _text(view: memoryview, at: int, flexible: bool) -> tuple[str | None, int]:
     if flexible:
+        if not view[at]:
+            return None, at + 1
         size, at = read_uvarint(view, at)
         size -= 1
     else:
@@ -146,7 +153,9 @@ def _text(view: memoryview, at: int, flexible: bool) -> tuple[str | None, int]:
 
 def _count(view: memoryview, at: int, flexible: bool) -> tuple[int, int]:
     """The number of items of an array; none of them is shorter than a byte."""
-    if flexible:
+    if flexible and 0 < view[at] < 0x80:
+        count, at = view[at] - 1, at + 1
+    elif flexible:
         count, at = read_uvarint(view, at)
         count -= 1
     else:
@@ -164,14 +173,17 @@ _NO_REASON_8: Final = b"\x00\x00\x00\x00\xff\xff"
 
 
 def write_produced(
-    version: int, topics: Sequence[tuple[TopicKey, Sequence[ProducedPart]]]
+    version: int, topics: Sequence[tuple[ProducedTopic, Sequence[ProducedPart]]]
 ) -> bytes:
     """The body of the answer to a produce request."""
     flexible = version >= PRODUCE_FLEXIBLE
     out: list[bytes] = []
     _put_count(out, len(topics), flexible)
     for topic, parts in topics:
-        _put_topic(out, topic, flexible)
+        if isinstance(topic, bytes):
+            out.append(topic)
+        else:
+            _put_topic(out, topic, flexible)
         _put_count(out, len(parts), flexible)
         for partition, code, base, append_ms, start, reason in parts:
             if version >= 5:
@@ -200,7 +212,9 @@ def _put_reason(out: list[bytes], reason: str, flexible: bool) -> None:
 
 
 def _put_count(out: list[bytes], count: int, flexible: bool) -> None:
-    if flexible:
+    if flexible and count < 0x7F:
+        out.append(_COUNTS[count])
+    elif flexible:
         put_uvarint(out, count + 1)
     else:
         out.append(_I32.pack(count))

@@ -16,6 +16,7 @@ what it was not told to delete. All methods belong to the owner's thread; only `
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from threading import Lock
 from typing import Final
 
@@ -183,6 +184,15 @@ class CommitLog:
                 self._before_stage = self._active
         self._group.append(entry)
         self._end += len(entry)
+
+    def stage_parts(self, parts: Sequence[Buffer], size: int) -> None:
+        """The same with an entry in parts, of so many bytes together."""
+        if not self._group:
+            self._group_at = self._end
+            if self._before_stage is None:
+                self._before_stage = self._active
+        self._group += parts
+        self._end += size
 
     def _roll(self) -> None:
         active = self._active

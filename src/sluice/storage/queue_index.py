@@ -470,9 +470,11 @@ class BatchQueueIndex(QueueIndex):
         return BATCH_UNIT.pack(position, size, tags_code, store_ms, offset, narrow, -1, true_count)
 
     def add(self, units: bytes) -> None:
-        super().add(units)
-        fields = BATCH_UNIT.unpack(units[-BATCH_UNIT.size :])
-        self._end_offset = fields[4] + (fields[7] or fields[5])
+        size = len(units)
+        self.tail += units
+        self.count += size // BATCH_UNIT.size
+        _, _, _, _, base, narrow, _, wide = BATCH_UNIT.unpack_from(units, size - BATCH_UNIT.size)
+        self._end_offset = base + (wide or narrow)
 
     def add_found(self, unit: bytes, offset: int, count: int) -> bool:
         if offset < self._end_offset:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from isal.isal_zlib import crc32
 
-from sluice.errors import MessageIllegal
+from sluice.errors import MessageIllegal, SluiceError
 from sluice.model import Buffer, Placed
 from sluice.protocol import kafka_entries, records
 from sluice.storage.flush import Confirmed
@@ -26,6 +26,7 @@ _MASK_31: Final = 0x7FFFFFFF
 _SYS_FLAG: Final = Struct(">36xi")
 _OFFSET: Final = Struct(">q")
 _UNITS_AT_ONCE: Final = 1000
+_new_tuple = tuple.__new__  # half the time of a named tuple's own
 
 
 class WholeBatch(NamedTuple):
@@ -51,22 +52,18 @@ def stage_whole(store: Store, batch: WholeBatch, done: Confirmed | None = None) 
     queue = store.queues.get((topic_name, queue_id)) or store.queue(topic_name, queue_id)
     if queue.kind != BatchQueueIndex.kind:
         raise MessageIllegal(f"topic {topic_name} takes single messages only")
-    topic, encoder = queue.topic_bytes, store.encoder
+    topic, encoder, log = queue.topic_bytes, store.encoder, store.log
     shape, magic, topic_field, sys_flag = encoder.shape(topic, kafka_entries.KAFKA_FLAGS, born_host)
     offset = queue.next_offset
     properties = kafka_entries.properties_of(count, offset, code)
     crc_bytes = encoder.crc_bytes
     body_bytes = 8 + len(front) + len(rest)
-    tail = b"%b%b%b" % (
-        topic_field,
-        (len(properties) + crc_bytes).to_bytes(2, "big"),
-        properties,
-    )
+    tail = topic_field + (len(properties) + crc_bytes).to_bytes(2, "big") + properties
     size = shape.size + body_bytes + len(tail) + crc_bytes
     if size > encoder.entry_bytes_max:
         raise MessageIllegal(f"a batch of {size} bytes does not fit into a log file")
     store_ms = store.turn_ms()
-    position = store.log.position_for(size)
+    position = log.position_for(size)
     front = _OFFSET.pack(offset) + front
     head = shape.pack(
         *(size, magic, crc32(rest, crc32(front)) & _MASK_31, queue_id, 0, offset, position),
@@ -75,15 +72,27 @@ def stage_whole(store: Store, batch: WholeBatch, done: Confirmed | None = None) 
     head += front
     if crc_bytes:
         tail += records.crc_property(crc32(tail, crc32(rest, crc32(head))))
-    log = store.log
-    log.stage(head)
-    log.stage(rest)
-    log.stage(tail)
+    log.stage_parts((head, rest, tail), size)
     unit = queue.pack(position, size, code, store_ms, offset, count)
     queue.next_offset = offset + count
     found = ((topic, (b"", keys, b""), position, store_ms),) if keys else ()
     store.staged.append((queue, unit, count, found, position + size, done, False))
-    return Placed(position, size, offset, store_ms)
+    return _new_tuple(Placed, (position, size, offset, store_ms))
+
+
+def tell_of_staged(store: Store, done: Confirmed) -> None:
+    """Call `done` once for all that was staged in this turn up to now, which is something: None
+    when it is confirmed, or the error. They are written together, so it is the same for each.
+    """
+    queue, unit, count, found, end, before, durable = store.staged[-1]
+
+    def told(error: SluiceError | None) -> None:
+        if before is not None:
+            before(error)
+        done(error)
+
+    both = done if before is None else told
+    store.staged[-1] = (queue, unit, count, found, end, both, durable)
 
 
 class StoredHead(NamedTuple):

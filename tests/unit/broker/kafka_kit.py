@@ -173,7 +173,8 @@ class KafkaBroker:
             producer=(producer_id, epoch, sequence),
         )
         head = kafka_batches.read_sent(data)
-        verdict = self.core.producers.check(stored, partition, head)
+        producers = self.core.producers
+        verdict = producers.check(producers.partition(stored, partition), head)
         if verdict.code or verdict.offset >= 0:
             return Produced(verdict.code, verdict.offset)
         if transactional_id is not None:
@@ -183,7 +184,7 @@ class KafkaBroker:
             if code:
                 return Produced(code, -1)
         outcome: list[SluiceError | None] = []
-        placed = self.core.producers.append(stored, partition, head, data, HOST, outcome.append)
+        placed = producers.append(stored, partition, head, data, HOST, outcome.append)
         self.core.ask_turn()
         self.settle()
         assert outcome == [None], outcome

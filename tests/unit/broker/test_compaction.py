@@ -99,6 +99,21 @@ def test_batches_of_all_codecs(codec: int) -> None:
     ]
 
 
+def test_the_work_is_counted() -> None:
+    broker = CompactingBroker()
+    broker.make()
+    work = broker.core.compaction.work
+    assert (work.passes, work.read_bytes, work.dropped_bytes, work.last_ms) == (0, 0, 0, 0)
+    broker.put((b"a", b"1" * 10_000))
+    broker.put((b"a", b"2"))
+    broker.put((b"z", b"end"))
+    broker.compact()
+    assert work.passes == 1
+    assert 20_000 < work.read_bytes < 22_000, "once for the keys, once to copy what stays"
+    assert 9_000 < work.dropped_bytes < 11_000, "all of the first batch"
+    assert 0 < work.last_ms <= broker.now_ms
+
+
 def test_append_times_stay() -> None:
     broker = CompactingBroker()
     broker.make()
@@ -226,8 +241,10 @@ def test_what_was_rolled_back_goes_and_what_is_open_stays() -> None:
     head = kafka_batches.read_sent(
         kafka_batches.build(0, 0, 0, [kafka_batches.Record(0, 0, b"k", b"")], producer=(7, 0, 2))
     )
-    assert broker.core.producers.check(STORED, 0, head).code == 0
-    assert broker.core.producers.check(STORED, 0, head._replace(base_sequence=4)).code != 0
+    producers = broker.core.producers
+    states = producers.partition(STORED, 0)
+    assert producers.check(states, head).code == 0
+    assert producers.check(states, head._replace(base_sequence=4)).code != 0
     marker(broker, 8, commit=False)
     broker.put((b"z", b"end"))
     broker.compact()

@@ -176,6 +176,51 @@ def test_sequence_numbers_hold_after_a_write_that_failed() -> None:
     asyncio.run(run())
 
 
+def test_every_batch_of_a_request_stands_for_itself() -> None:
+    """Some are stored, one was stored before, one is damaged; a write that fails is for all."""
+
+    def request(*parts: tuple[int, bytes]) -> dict[str, Any]:
+        found = [{"index": partition, "records": data} for partition, data in parts]
+        topic = {"name": "t", "partition_data": found}
+        return {"acks": -1, "timeout": 1000, "topic_data": [topic]}
+
+    async def run() -> None:
+        files = MemoryFiles()
+        async with kafka_rig(files) as rig:
+            client = await rig.connect()
+            await client.create("t", 4)
+
+            async def sent(*parts: tuple[int, bytes]) -> list[tuple[int, int, int]]:
+                answer = await client.ask(0, 9, request(*parts))
+                (topic,) = answer.responses
+                return [
+                    (part.index, int(part.error_code), part.base_offset)
+                    for part in topic.partition_responses
+                ]
+
+            first = batch(b"0", b"1", producer=(7, 0, 0))
+            second = batch(b"2", producer=(7, 0, 2))
+            damaged = first[:-1] + bytes((first[-1] ^ 1,))
+            assert await sent((0, first)) == [(0, 0, 0)]
+            assert await sent((0, first), (1, damaged), (2, first), (0, second), (9, first)) == [
+                (0, 0, 0),
+                (1, kafka_codes.CORRUPT_MESSAGE, -1),
+                (2, 0, 0),
+                (0, 0, 2),
+                (9, kafka_codes.UNKNOWN_TOPIC_OR_PARTITION, -1),
+            ]
+            files.fail("pwritev", error=errno.ENOSPC, within="/commitlog/")
+            third = batch(b"3", producer=(7, 0, 3))
+            codes = [code for _, code, _ in await sent((0, third), (1, damaged), (3, first))]
+            storage = kafka_codes.KAFKA_STORAGE_ERROR
+            assert codes == [storage, kafka_codes.CORRUPT_MESSAGE, storage]
+            files.clear_faults()
+            assert await sent((3, first), (0, third)) == [(3, 0, 0), (0, 0, 3)]
+            assert (await client.fetch("t", 0)).high_watermark == 4
+
+    asyncio.run(run())
+
+
 def test_no_producer_id_is_given_twice() -> None:
     async def run() -> None:
         files = MemoryFiles()

@@ -44,10 +44,25 @@ def packed(codec: int, found: list[Record] | None = None) -> bytes:
     )
 
 
-def check(data: bytes) -> None:
+def head_of(read: Callable[[bytes], BatchHead], data: bytes) -> BatchHead | int:
+    """The head of a batch, or why it has none."""
+    try:
+        return read(data)
+    except BadBatch as bad:
+        return bad.code
+
+
+def read_long(data: bytes) -> BatchHead:
     head = kafka_batches.read_sent(data)
     kafka_batches.check_sent(head, data)
-    kafka_batches.check_records(head, data, UNPACKED_MAX)
+    return head
+
+
+def check(data: bytes) -> None:
+    """Both ways of reading a head come to the same."""
+    short = head_of(lambda data: kafka_batches.read_new(memoryview(data)), data)
+    assert short == head_of(read_long, data)
+    kafka_batches.check_records(read_long(data), data, UNPACKED_MAX)
 
 
 def refusal(data: bytes) -> int:
@@ -111,6 +126,71 @@ def test_a_count_that_is_not_that_of_the_records_is_refused() -> None:
         lie = changed(57, count.to_bytes(4, "big"))
         lie = changed(23, (count - 1).to_bytes(4, "big"), data=lie)
         assert refusal(lie) == kafka_codes.INVALID_RECORD
+
+
+def alike(count: int, size: int) -> bytearray:
+    """A batch of records that are equally long, but that later ones have longer numbers."""
+    found = [Record(at, 0, None, b"v" * size) for at in range(count)]
+    return bytearray(packed(0, found))
+
+
+def starts(data: bytearray) -> list[int]:
+    """Where each record of a batch that is not compressed begins."""
+    found, at = [], kafka_batches.HEAD_BYTES
+    while at < len(data):
+        found.append(at)
+        length, at = kafka_batches.read_varint(bytes(data), at)
+        at += length
+    return found
+
+
+def is_counted(data: bytes, count: int) -> bool:
+    """Whether so many records end where their batch ends, read one after the other."""
+    at = kafka_batches.HEAD_BYTES
+    for _ in range(count):
+        if at >= len(data):
+            return False
+        length, at = kafka_batches.read_varint(data, at)
+        if length < 0:
+            return False
+        at += length
+    return at == len(data)
+
+
+def passes(data: bytes, count: int) -> bool:
+    head = kafka_batches.read_sent(data)._replace(record_count=count)
+    try:
+        kafka_batches.check_records(head, data, UNPACKED_MAX)
+    except BadBatch:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("size", [0, 20, 100, 5_000, 9_000])
+@pytest.mark.parametrize("count", [1, 3, 4, 15, 64, 65, 200])
+def test_records_of_one_length_are_counted_as_others_are(count: int, size: int) -> None:
+    data = alike(count, size)
+    check(bytes(data))
+    assert is_counted(bytes(data), count)
+    assert not passes(bytes(data), count + 1)
+    assert count == 1 or not passes(bytes(data), count - 1)
+    places = starts(data)
+    for place in {places[0], places[count // 2], places[-1]}:
+        for at in (place, place + 1):  # most lengths take two bytes
+            for change in (2, 254, 1):  # longer and shorter by one, and a negative length
+                lie = data[:]
+                lie[at] = (lie[at] + change) % 256
+                assert passes(bytes(lie), count) == is_counted(bytes(lie), count)
+    lie = data[:]
+    lie[places[-1]] ^= 2
+    assert not passes(bytes(lie), count)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=150), st.integers(60, 70))
+@settings(max_examples=100)
+def test_records_that_are_nearly_alike_are_counted(more: list[int], size: int) -> None:
+    found = [Record(at, 0, None, b"v" * (size + each // 3)) for at, each in enumerate(more)]
+    check(packed(0, found))
 
 
 @pytest.mark.parametrize("codec", sorted(PACKERS))
