@@ -22,7 +22,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: script/setup does it")
 
-from sluice import Message
+from sluice import Message, tables
 from sluice.errors import ConfigError, PipelineFailed
 from sluice.pipelines import files, generating, needs, running
 from sluice.pipelines.ready import logs
@@ -259,7 +259,7 @@ def test_lines_become_rates_sessions_and_an_archive(
     ]
     assert len(sessions) > len(users), "some came back"
     assert sorted(told) == sorted(sessions)
-    archived = session.read.parquet(str(path)).select("line", "service", "day").collect()
+    archived = tables.read(session, path).collect()
     assert sorted((row.line, row.service) for row in archived) == sorted(
         (match[0], match[3]) for match in good
     )
@@ -271,16 +271,43 @@ def test_a_topic_is_archived(
 ) -> None:
     send(sluice_broker, "archive", 300, 0, 10.0)
     path = tmp_path / "files"
+    place = tmp_path / "place"
     for _ in range(2):
-        run(session, sluice_broker, "archive", tmp_path / "place", f"path={path}")
-        rows = session.read.parquet(str(path)).collect()
+        run(session, sluice_broker, "archive", place, f"path={path}")
+        rows = tables.read(session, path).collect()
         found = {(row.partition, row.offset): bytes(row.value) for row in rows}
         wanted = {
             (message.queue_id, message.queue_offset): message.body
             for message in sluice_broker.messages("events")
         }
         assert (found, len(rows)) == (wanted, len(wanted))
+        assert {(row.topic, row.tag) for row in rows} == {("events", "reading")}
         send(sluice_broker, "archive", 100, 1, 10.0)
+    # A driver that died after the table's commit and before its own note.
+    forget_last_commit(str(place / "files"))
+    run(session, sluice_broker, "archive", place, f"path={path}")
+    count = tables.read(session, path).count()
+    assert count == len(sluice_broker.messages("events"))
+
+
+def test_an_archive_with_a_schema_has_fields_and_dead_letters(
+    session: SparkSession, sluice_broker: LiveBroker, tmp_path: Path
+) -> None:
+    send(sluice_broker, "archive", 50, 0, 10.0)
+    sluice_broker.producer().send(Message("events", "no reading"))
+    path = tmp_path / "files"
+    schema = "schema=number INT NOT NULL, sensor STRING, value DOUBLE"
+    for _ in range(2):
+        run(session, sluice_broker, "archive", tmp_path / "place", f"path={path}", schema)
+    rows = tables.read(session, path).collect()
+    readings = [each for each in sluice_broker.messages("events") if each.tags == "reading"]
+    assert sorted((row.number, row.sensor, row.value) for row in rows) == sorted(
+        (said["number"], said["sensor"], said["value"])
+        for said in (json.loads(each.body) for each in readings)
+    )
+    (letter,) = sluice_broker.messages("archive-dead")
+    assert letter.body == b"no reading"
+    assert letter.properties["reason"].startswith("is no JSON: ")
 
 
 @pytest.mark.soak  # Spark is started twice

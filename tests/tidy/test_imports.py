@@ -29,6 +29,7 @@ ADMIN_COMMANDS = (
 STORED = (
     *("protocol.records", "protocol.record_runs", "protocol.record_tables", "protocol.lifetimes"),
     *("protocol.lenient_json", "protocol.kafka_entries", "protocol.kafka_keys"),
+    *("protocol.record_images", "protocol.batch_presses"),
 )
 
 # From the bottom to the top: a storage module may import those of lower tiers only.
@@ -55,7 +56,7 @@ STORAGE_TIERS = (
         *("bulk_reads", "topic_removal"),
     ),
     ("copies", "lanes", "runs", "whole_batches"),
-    ("copy_tables",),
+    ("copy_tables", "images"),
     ("inspect_text", "salvage"),
     ("store",),
     ("opening",),
@@ -67,7 +68,7 @@ STORAGE_PUBLIC = {
     for name in (
         *("background", "runs", "store", "opening", "blocking", "files", "memory_files", "inspect"),
         *("bulk_reads", "copies", "copy_tables", "lanes", "origins", "state", "whole_batches"),
-        *("compacted", "queue_index"),
+        *("compacted", "images", "queue_index"),
     )
 }
 
@@ -186,8 +187,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.transaction_api": TRANSLATOR,
     "broker.dead_letters": BUSINESS,
     "broker.staged_writes": (
-        *("protocol.lifetimes", "protocol.message_batches", "protocol.record_runs"),
-        *("storage.lanes", "storage.state", *BUSINESS),
+        *("protocol.lifetimes", "protocol.message_batches", "protocol.record_images"),
+        *("protocol.record_runs", "storage.images", "storage.lanes", "storage.state", *BUSINESS),
     ),
     "broker.staged_api": TRANSLATOR,
     # translators: of the net they see the connection that a request came over, of the store its
@@ -214,7 +215,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.kafka_list_offsets": TRANSLATOR,
     "broker.kafka_log_api": (*TRANSLATOR, "storage.bulk_reads"),
     "broker.kafka_metadata": TRANSLATOR,
-    "broker.kafka_produce": TRANSLATOR,
+    "broker.kafka_produce": (*TRANSLATOR, "storage.whole_batches"),
     "broker.kafka_reading": TRANSLATOR,
     "broker.kafka_topics": TRANSLATOR,
     "broker.kafka_delays": ("broker", "protocol", *SERVICE),
@@ -310,7 +311,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "collector": ("client", "collector", *BASE),
     "console": ("client", *BASE),
     "spark": ("client", "protocol", "spark", "tls", *BASE),
-    "pipelines": ("client", "pipelines", "spark", *BASE),
+    "pipelines": ("client", "pipelines", "spark", "tables", *BASE),
     "tables": ("spark.options", "tables", *BASE),
     "replay": ("client", "protocol", "replay", "spark", *BASE),
     "demo": ("storage.blocking", "protocol.records", *BASE),

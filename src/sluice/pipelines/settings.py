@@ -18,6 +18,7 @@ from sluice.errors import ConfigError, TopicMissing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 Value = str | int | float | bool
@@ -100,6 +101,22 @@ class Settings(Mapping[str, Value]):
             writer.mode("append").save()
 
         return frame.writeStream.outputMode("update").foreachBatch(put)
+
+    def table(
+        self, frame: DataFrame, path: str, **options: Any
+    ) -> Callable[[str, dict[str, Any]], StreamingQuery]:
+        """Rows go into a table of files, exactly once; options as of `tables.write_stream`."""
+        from sluice import tables
+
+        if options.get("dead_letter_topic"):
+            options.setdefault("sink_options", self.options)
+
+        def start(checkpoint: str, trigger: dict[str, Any]) -> StreamingQuery:
+            return tables.write_stream(
+                frame, path, checkpoint=checkpoint, trigger=trigger, **options
+            )
+
+        return start
 
     def ensure_topics(self, *topics: str, queues: int = 4) -> None:
         """Make the topics that are not there yet."""

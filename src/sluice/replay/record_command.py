@@ -22,13 +22,14 @@ from typing import Any, Final
 import orjson
 
 from sluice.client.core.settings import check_topic, split_nameservers
-from sluice.client.simple import add_tls_flags, nameserver_address
+from sluice.client.simple import add_tls_flags, credentials_of, nameserver_address, tls_of
 from sluice.clock import wall_ms
 from sluice.errors import ConfigError, StoreError
 from sluice.replay.fetching import End, Fetcher, Start
 from sluice.replay.manifest import Manifest, read_manifest, sweep
 from sluice.replay.places import open_place
 from sluice.replay.recording import Limits, Progress, Recorder
+from sluice.replay.signed import open_cluster
 from sluice.replay.texts import read_size, read_span, read_time
 from sluice.spark.cluster import Cluster, Queue
 from sluice.spark.options import Connection
@@ -53,8 +54,12 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(stream=sys.stderr, format=_LOG_FORMAT)
     place = open_place("--to", arguments.to)
     connection = _connection(arguments)
-    _look(connection, topics)
-    cluster = Cluster(connection, _PATIENCE_MS)
+
+    def opened(patience_ms: int) -> Cluster:
+        return open_cluster(connection, patience_ms, tls_of(arguments), credentials_of())
+
+    _look(opened(_FIRST_PATIENCE_MS), topics)
+    cluster = opened(_PATIENCE_MS)
     try:
         place.make()
         with place.held():
@@ -78,9 +83,8 @@ def main(argv: list[str]) -> int:
     return 1 if recorder.progress.lost else 0
 
 
-def _look(connection: Connection, topics: list[str]) -> None:
+def _look(cluster: Cluster, topics: list[str]) -> None:
     """Raise at once where a topic is not known: no directory is left behind."""
-    cluster = Cluster(connection, _FIRST_PATIENCE_MS)
     try:
         for topic in topics:
             cluster.queues(topic)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -17,10 +18,13 @@ from pathlib import Path
 import pytest
 
 from sluice import Message, Producer, ReceivedMessage, cli
+from sluice.client.core.signing import Credentials
 from sluice.protocol.json_members import MessageQueue
+from sluice.protocol.remoting import RemotingCommand
 from sluice.replay import record_command, replay_command, sending
 from sluice.testing import LiveBroker
 from tests.unit.client.admin_kit import Done, sluice
+from tests.unit.client.client_kit import Answer, fake_cluster
 from tests.unit.replay.replay_kit import message, names, piece, queue, record, recording
 
 WAIT_SECONDS = 120.0
@@ -416,3 +420,37 @@ def test_without_pyarrow_it_says_how_to_get_it() -> None:
             "sluice: sluice record and sluice replay need pyarrow: "
             "pip install 'sluice-mq[replay]'\n"
         )
+
+
+SECRET = "a-secret-that-is-never-shown"
+
+
+def test_a_recorder_signs_what_it_asks_where_the_environment_has_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: RemotingCommand) -> Answer:
+        return 16, {}, "nobody may"
+
+    async def work() -> None:
+        async with fake_cluster(a=refuse) as cluster:
+            words = ["record", "orders", "--to", str(tmp_path / "kept"), "-n", cluster.nameserver]
+            assert (await asyncio.to_thread(sluice, *words)).status == 2
+            asked = cluster.brokers["a"].asked
+            assert asked
+            assert not any("Signature" in command.ext for command in asked)
+            asked.clear()
+            monkeypatch.setenv("SLUICE_CLIENT_ACCESS_KEY", "shop")
+            monkeypatch.setenv("SLUICE_CLIENT_SECRET_KEY", SECRET)
+            done = await asyncio.to_thread(sluice, *words)
+            assert SECRET not in done.out + done.err
+            assert asked
+            for command in asked:
+                fields = dict(command.ext)
+                signature = fields["Signature"]
+                Credentials("shop", SECRET).sign(fields, bytes(command.body))
+                assert (fields["AccessKey"], fields["Signature"]) == ("shop", signature)
+            monkeypatch.delenv("SLUICE_CLIENT_SECRET_KEY")
+            done = await asyncio.to_thread(sluice, *words)
+            assert (done.status, "secret_key is missing" in done.err) == (2, True)
+
+    asyncio.run(work())

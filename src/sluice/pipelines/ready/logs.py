@@ -7,7 +7,7 @@ Lines are messages as `sluice collect` sends them:
     rates      lines and errors of each service in each minute, to `rates`, as they change
     sessions   what a user did until nothing came for `session_minutes`, to `sessions`, when over
     bad        lines that do not look like this, to `bad`, with the reason
-    archive    all lines that do, as Parquet in `archive`, in folders by day and service
+    archive    all lines that do, in the table `archive` (docs/tables.md), by day and service
 
 A line that comes later than `late_minutes` after younger ones is in the archive only; how many such
 there were is in the closing line.
@@ -16,7 +16,7 @@ there were is in the closing line.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +25,8 @@ from sluice.pipelines.traffic import Event
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from sluice.pipelines.running import Start
 
 SETTINGS: Final[dict[str, Value]] = {
     "topic": "logs",
@@ -43,20 +44,22 @@ LINE: Final = (
 )
 _ERROR: Final = "ERROR"
 _SERVICES: Final = ("cart", "checkout", "search", "users")
+# By these the table knows which lines it has.
+_ORIGIN: Final = ("topic", "partition", "offset", "timestamp")
 _REASON: Final = "not: time, level, service, text"
 
 
-def pipeline(spark: SparkSession, settings: Settings) -> dict[str, DataStreamWriter]:
+def pipeline(spark: SparkSession, settings: Settings) -> dict[str, Start]:
     """Four queries over one topic."""
     topics = [settings.text(name) for name in ("topic", "rates", "sessions", "bad")]
     settings.ensure_topics(*topics)
     late = f"{int(settings['late_minutes'])} minutes"
 
-    def lines(query: str) -> DataFrame:
-        return parsed(spark, settings, query)
+    def lines(query: str, *more: str) -> DataFrame:
+        return parsed(spark, settings, query, more)
 
-    def good(query: str) -> DataFrame:
-        return lines(query).where("time IS NOT NULL")
+    def good(query: str, *more: str) -> DataFrame:
+        return lines(query, *more).where("time IS NOT NULL")
 
     return {
         "rates": settings.publish(
@@ -67,23 +70,27 @@ def pipeline(spark: SparkSession, settings: Settings) -> dict[str, DataStreamWri
             settings.text("sessions"),
         ),
         "bad": settings.write(_bad(lines("bad")), settings.text("bad")),
-        "archive": (
-            good("archive")
-            .select("*", _day())
-            .writeStream.format("parquet")
-            .partitionBy("day", "service")
-            .option("path", settings.text("archive"))
+        "archive": settings.table(
+            good("archive", *_ORIGIN).select("*", _day()),
+            settings.text("archive"),
+            partition_by=["day", "service"],
         ),
     }
 
 
-def parsed(spark: SparkSession, settings: Settings, query: str) -> DataFrame:
-    """The lines of the topic in their parts; the time of one that is none is null."""
+def parsed(
+    spark: SparkSession, settings: Settings, query: str, more: Sequence[str] = ()
+) -> DataFrame:
+    """The lines of the topic in their parts; the time of one that is none is null.
+
+    `more` are columns of the source to keep beside them.
+    """
     from pyspark.sql import functions as f
 
     group = f"pipeline-{settings.name}-{query}"
-    messages = settings.read(spark, settings.text("topic"), group=group, columns="value")
-    text = messages.select(f.col("value").cast("string").alias("line"))
+    columns = ",".join(("value", *more))
+    messages = settings.read(spark, settings.text("topic"), group=group, columns=columns)
+    text = messages.select(f.col("value").cast("string").alias("line"), *more)
 
     def part(number: int) -> Column:
         return f.regexp_extract("line", LINE, number)
@@ -95,6 +102,7 @@ def parsed(spark: SparkSession, settings: Settings, query: str) -> DataFrame:
         f.nullif(part(4), f.lit("")).alias("user"),
         part(5).try_cast("bigint").alias("ms"),
         "line",
+        *more,
     )
 
 
