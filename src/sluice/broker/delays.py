@@ -95,7 +95,11 @@ class Delays:
 
     def requested_form(self, message: Message) -> Message:
         """What is stored for a message that a client sent; raises why it cannot be."""
-        return delay_forms.requested(message, self._core.now_ms(), self._limits())
+        stored = delay_forms.requested(message, self._core.now_ms(), self._limits())
+        if stored.topic == message.topic and b"TIMER_" in message.properties:
+            # It is due already: it must not say that it was stored when this turn began.
+            self._core.store.turn_ms(fresh=True)
+        return stored
 
     def waiting_form(self, message: Message) -> Message:
         """What is stored for a message of the broker's own: what waits, or the message itself."""

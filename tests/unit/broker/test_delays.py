@@ -463,6 +463,16 @@ def test_lateness_is_measured(box: Box) -> None:
     assert box.core.delays.lateness.total_ns == 250_000_000
 
 
+def test_what_is_due_when_it_comes_was_not_stored_when_the_turn_began(box: Box) -> None:
+    box.stage(b"first of the turn")
+    due_ms = box.disk.now_ms + 3
+    box.disk.now_ms = due_ms
+    box.stage(b"due", TIMER_DELIVER_MS=str(due_ms))
+    box.settle()
+    first, due = box.entries()
+    assert first.store_ms < due.store_ms == due_ms
+
+
 def test_a_level_counts_from_the_moment_of_the_send_not_from_the_turns_beginning(box: Box) -> None:
     box.stage(b"first")
     box.disk.now_ms += 30
