@@ -8,7 +8,6 @@ of a folder are compiled together, unless one of them needs what these jars do n
 import functools
 import hashlib
 import re
-import subprocess
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from peers.archives import Lesson, archive_options
 from peers.errors import PeerFailed, PeerUnavailable
 from peers.fetch import Jars, cache_directory, locked, published, require_tool
+from peers.process import run_tool
 from peers.programs import RunningProgram, started
 
 # RocketMQ reaches into the JDK for its buffers; Java 17 and later refuse without these.
@@ -49,15 +49,7 @@ def java_command() -> str:
 
 @functools.cache
 def _checked(java: str) -> str:
-    done = subprocess.run(
-        [java, "-version"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=COMPILE_TIMEOUT_S,
-        check=False,
-    )
+    done = run_tool([java, "-version"], timeout_s=COMPILE_TIMEOUT_S)
     found = re.search(r'version "(\d+)', done.stdout)
     if found is None:
         raise PeerUnavailable(f"{java} does not tell its version: {done.stdout[:200]!r}")
@@ -159,16 +151,7 @@ def _compile(
         str(directory),
         *(str(path) for path in paths),
     ]
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=COMPILE_TIMEOUT_S,
-        check=False,
-    )
+    done = run_tool(command, timeout_s=COMPILE_TIMEOUT_S)
     if done.returncode != 0:
         names = " ".join(path.name for path in paths)
         raise PeerFailed(f"{names} does not compile:\n{done.stdout[-4000:]}")

@@ -10,17 +10,15 @@ Everything here may raise ColdRead but for what is told to wait.
 from __future__ import annotations
 
 from collections.abc import Callable
-from struct import Struct
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sluice.broker.timer_index import Numbers
+from sluice.storage.queue_index import SIMPLE_ROW, SIMPLE_UNIT
 from sluice.storage.store import Store
 
-_UNIT: Final = Struct(">qiq")
-_UNITS: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 _FILLER_BYTES: Final = 0x7FFFFFFF
 _WINDOW_UNITS: Final = 64
 # Times in ms between 2001 and 5138. No tag's hash is so large, and no end of a life so small.
@@ -72,7 +70,7 @@ class WaitingQueue:
     def many(self, start: int, stop: int, *, wait: bool = False) -> Units:
         """The units of these offsets, which must be there."""
         raw = self._raw(start, stop, wait=wait)
-        units: npt.NDArray[Any] = np.frombuffer(bytes(raw), _UNITS)
+        units: npt.NDArray[Any] = np.frombuffer(bytes(raw), SIMPLE_ROW)
         positions = units["position"].astype(np.int64)
         there = (units["size"] != _FILLER_BYTES) & (positions >= self._store.log.start)
         return Units(start, positions, units["code"].astype(np.int64), there)
@@ -85,7 +83,7 @@ class WaitingQueue:
             assert start < stop, "an offset that waits is in the queue"
             raw = self._raw(start, stop)
             self._window = (start, stop, raw)
-        position, size, code = _UNIT.unpack_from(raw, (offset - start) * _UNIT.size)
+        position, size, code = SIMPLE_UNIT.unpack_from(raw, (offset - start) * SIMPLE_UNIT.size)
         if size == _FILLER_BYTES or position < self._store.log.start:
             return -1, 0, code
         return position, size, code
@@ -94,7 +92,7 @@ class WaitingQueue:
         """The first offset whose (position, code) is such that all later ones are so too."""
         while start < stop:
             middle = (start + stop) // 2
-            position, _, code = _UNIT.unpack_from(self._raw(middle, middle + 1), 0)
+            position, _, code = SIMPLE_UNIT.unpack_from(self._raw(middle, middle + 1), 0)
             if holds(position, code):
                 stop = middle
             else:

@@ -215,11 +215,9 @@ class KafkaFetch:
         else:
             offsets = None
         room = min(asked.bytes_max, fetch.bytes_max - fetch.total_bytes)
-        if room <= 0 and fetch.total_bytes:
-            aborted = [] if fetch.isolation == COMMITTED else None
-            return FetchedPart(partition, 0, high, stable, low, aborted)
         stop = stable if fetch.isolation == COMMITTED else high
-        if offset >= stop:  # most partitions of most fetches have nothing new
+        # Most partitions of most fetches have nothing new.
+        if offset >= stop or (room <= 0 and fetch.total_bytes):
             aborted = [] if fetch.isolation == COMMITTED else None
             return FetchedPart(partition, 0, high, stable, low, aborted)
         read = read_batches(core, topic, partition, offset, stop, max(1, room))

@@ -28,7 +28,7 @@ from sluice.protocol.kafka_fast import (
     read_produce,
     write_produced,
 )
-from sluice.storage.whole_batches import tell_of_staged
+from sluice.storage.lanes import tell
 
 ZSTD_FROM: Final = 7
 _ACKS: Final = (-1, 0, 1)
@@ -82,7 +82,7 @@ class _Waiting:
     def staged(self) -> None:
         """Nothing more of it is staged: what was is written at the end of the turn."""
         if self.placed:
-            tell_of_staged(self._core.store, self.when_confirmed(self.placed))
+            tell(self._core.store, self.when_confirmed(self.placed))
             self._core.ask_turn()
 
     def when_confirmed(self, places: list[_Placed]) -> Done:

@@ -13,20 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sluice.storage.queue_index import BATCH_ROW, SIMPLE_ROW, QueueIndex
+
 if TYPE_CHECKING:
-    from sluice.storage.queue_index import QueueIndex
     from sluice.storage.store import Store
 
 Columns = npt.NDArray[Any]
 UNITS_AT_ONCE: Final = 65_536
 _FILLER_SIZE: Final = 0x7FFFFFFF
-_BATCH: Final = np.dtype(
-    [
-        *(("position", ">i8"), ("size", ">i4"), ("code", ">i8"), ("store_ms", ">i8")),
-        *(("offset", ">i8"), ("count", ">i2"), ("compacted", ">i4"), ("true_count", ">i4")),
-    ]
-)
-_SIMPLE: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 # A tag's hash has 32 bits; a code above it is of a batch, and tells its time.
 _TIMED_FROM: Final = 1 << 40
 
@@ -56,7 +50,7 @@ def parts_of(store: Store, queue: QueueIndex) -> list[Part]:
 def columns(store: Store, part: Part) -> Iterator[tuple[int, Columns]]:
     """The units of a part, many at once, with the number of the first of them."""
     queue, at, stop = part
-    shape = _BATCH if queue.kind == "b" else _SIMPLE
+    shape = BATCH_ROW if queue.kind == "b" else SIMPLE_ROW
     while at < stop:
         upto = min(stop, at + UNITS_AT_ONCE)
         raw = queue.units(at, upto, store.queue_files, wait=False)

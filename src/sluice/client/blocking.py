@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from sluice.client.core.signing import Credentials
 from sluice.errors import LinkLost, ProtocolError, RequestTimedOut
 from sluice.model import Buffer
 from sluice.protocol import remoting
@@ -127,8 +128,12 @@ class BlockingLink:
 class LinkPool:
     """Links that are open and not in use, by address. Any thread may take one."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, tls: ssl.SSLContext | None = None, credentials: Credentials | None = None
+    ) -> None:
+        """With credentials every request is signed."""
         self._tls = tls
+        self._credentials = credentials
         self._lock = threading.Lock()
         self._idle: dict[str, list[BlockingLink]] = {}
         self._process = os.getpid()
@@ -142,6 +147,10 @@ class LinkPool:
         timeout_seconds: float = 30.0,
     ) -> RemotingCommand:
         """One request over a link of the pool, or a new one."""
+        if self._credentials is not None:
+            fields = dict(ext)
+            self._credentials.sign(fields, b"".join(body) if isinstance(body, tuple) else body)
+            ext = fields
         link = self._take(address)
         if link is not None:
             try:

@@ -22,14 +22,13 @@ from typing import Any, Final
 import orjson
 
 from sluice.client.core.settings import check_topic, split_nameservers
-from sluice.client.simple import add_tls_flags, credentials_of, nameserver_address, tls_of
+from sluice.client.simple import add_tls_flags, credentials_of, nameserver_address
 from sluice.clock import wall_ms
 from sluice.errors import ConfigError, StoreError
 from sluice.replay.fetching import End, Fetcher, Start
 from sluice.replay.manifest import Manifest, read_manifest, sweep
 from sluice.replay.places import open_place
 from sluice.replay.recording import Limits, Progress, Recorder
-from sluice.replay.signed import open_cluster
 from sluice.replay.texts import read_size, read_span, read_time
 from sluice.spark.cluster import Cluster, Queue
 from sluice.spark.options import Connection
@@ -56,7 +55,7 @@ def main(argv: list[str]) -> int:
     connection = _connection(arguments)
 
     def opened(patience_ms: int) -> Cluster:
-        return open_cluster(connection, patience_ms, tls_of(arguments), credentials_of())
+        return Cluster(connection, patience_ms, credentials_of())
 
     _look(opened(_FIRST_PATIENCE_MS), topics)
     cluster = opened(_PATIENCE_MS)

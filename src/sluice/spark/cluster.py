@@ -21,6 +21,7 @@ import numpy.typing as npt
 import orjson
 
 from sluice.client.blocking import Body, LinkPool
+from sluice.client.core.signing import Credentials
 from sluice.errors import (
     BrokerRefused,
     LinkError,
@@ -113,7 +114,12 @@ class Gone(OffsetGone):
 class Cluster:
     """The nameservers and brokers behind one set of addresses."""
 
-    def __init__(self, connection: Connection, patience_ms: int = 120_000) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        patience_ms: int = 120_000,
+        credentials: Credentials | None = None,
+    ) -> None:
         self._connection = connection
         self._patience_seconds = patience_ms / 1000
         tls = None
@@ -124,7 +130,7 @@ class Cluster:
                 certificate_file=connection.tls_certificate_file,
                 key_file=connection.tls_key_file,
             )
-        self._pool = LinkPool(tls)
+        self._pool = LinkPool(tls, credentials)
         self._routes: dict[str, Route] = {}
         self._without_bulk: set[str] = set()  # brokers that do not serve bulk reads
         self._known_groups: set[tuple[str, str]] = set()

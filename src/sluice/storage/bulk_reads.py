@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.model import PropertyFilter
-from sluice.storage.queue_index import FILLER_SIZE, QueueIndex
+from sluice.storage.queue_index import FILLER_SIZE, SIMPLE_ROW, QueueIndex
 from sluice.storage.reads import SCAN_UNITS_MAX, Accept, ReadResult, ReadStatus, outside
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ UNITS_MAX: Final = 16_384  # looked at in one read: a millisecond or two of the 
 _RUNS_MAX: Final = 64  # more pieces than this are joined: the socket takes few long ones better
 _SAMPLES: Final = 32  # stretches by which the bytes of a long range are told ...
 _SAMPLE_UNITS: Final = 64  # ... and units of each
-_UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 # Where an entry has its size, queue, offset and position.
 _SIZE: Final = (0, ">i4")
 _QUEUE: Final = (12, ">i4")
@@ -59,7 +58,7 @@ def read_stretch(
     `bytes_max`. With a filter, `next_offset` may go forward although nothing was found.
     """
     queue = store.queues.get((topic, queue_id))
-    is_plain = queue is not None and queue.unit_bytes == _UNIT.itemsize
+    is_plain = queue is not None and queue.unit_bytes == SIMPLE_ROW.itemsize
     if queue is None or not is_plain or isinstance(accept, PropertyFilter):
         result = store.read(
             topic,
@@ -78,7 +77,7 @@ def read_stretch(
     stop = min(reader.visible_units(queue, store.confirmed), to_offset, offset + UNITS_MAX)
     if stop <= offset:
         return Stretch(ReadResult(ReadStatus.NO_MATCHED_MESSAGE, offset, low, high), nothing)
-    rows = np.frombuffer(queue.units(offset, stop, store.queue_files, wait=False), _UNIT)
+    rows = np.frombuffer(queue.units(offset, stop, store.queue_files, wait=False), SIMPLE_ROW)
     chosen = _wanted(rows, accept)
     sizes = rows["size"][chosen].astype(np.int64)
     count = len(sizes)
@@ -169,7 +168,7 @@ def stretch_bytes(store: Store, topic: str, queue_id: int, start: int, stop: int
     stop = min(stop, store.max_offset(topic, queue_id))
     if stop <= start:
         return 0
-    if queue is None or queue.unit_bytes != _UNIT.itemsize:
+    if queue is None or queue.unit_bytes != SIMPLE_ROW.itemsize:
         found = store.read(topic, queue_id, start, count_max=_SAMPLE_UNITS, bytes_max=1 << 20)
         # An entry may have many offsets.
         return found.byte_count * (stop - start) // max(1, found.next_offset - start)
@@ -182,7 +181,7 @@ def stretch_bytes(store: Store, topic: str, queue_id: int, start: int, stop: int
 
 
 def _sizes(store: Store, queue: QueueIndex, start: int, stop: int) -> Numbers:
-    rows = np.frombuffer(queue.units(start, stop, store.queue_files, wait=False), _UNIT)
+    rows = np.frombuffer(queue.units(start, stop, store.queue_files, wait=False), SIMPLE_ROW)
     sizes = rows["size"].astype(np.int64)
     sizes[sizes == FILLER_SIZE] = 0
     return sizes

@@ -20,7 +20,7 @@ from sluice.protocol.lifetimes import EXPIRES_NAME
 from sluice.protocol.record_tables import close_entries
 from sluice.storage.copies import COPIED, HEAD_BYTES, UNUSUAL, Choose, Into, Keys, Share
 from sluice.storage.key_batches import Found, KeyRun
-from sluice.storage.queue_index import QueueIndex
+from sluice.storage.queue_index import SIMPLE_ROW, QueueIndex
 
 if TYPE_CHECKING:
     from sluice.storage.store import Store
@@ -45,7 +45,6 @@ _BODY_SIZE = slice(84, 88)
 _QUEUE_ID = slice(12, 16)
 # What a copy takes over: checksum of the body, flag, birth, times that it was tried.
 _TAKEN_OVER = (slice(8, 12), slice(16, 20), slice(40, 56), slice(72, 76))
-_UNIT = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 _UNIQUE: Final = b"UNIQ_KEY"
 _KEYS: Final = b"KEYS"
 
@@ -120,7 +119,7 @@ def stage_alike(
     entries = _entries(store, alike, chosen, targets, size, position)
     log.stage(entries)
     code = records.java_hash(chosen.keys[2]) if chosen.keys[2] else 0
-    units = np.empty(count, _UNIT)
+    units = np.empty(count, SIMPLE_ROW)
     units["position"] = np.arange(position, position + size * count, size)
     units["size"] = size
     units["code"] = code

@@ -21,11 +21,11 @@ from sluice.protocol.record_runs import BatchShape
 from sluice.storage.flush import Confirmed
 from sluice.storage.key_batches import KeyColumns, Noted
 from sluice.storage.lanes import Lane
+from sluice.storage.queue_index import SIMPLE_ROW
 
 if TYPE_CHECKING:
     from sluice.storage.store import Store
 
-_UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 _HOST_BYTES: Final = Lane.HOST_BYTES
 _MASK_31: Final = 0x7FFFFFFF
 
@@ -116,7 +116,7 @@ def place_images(
     position, offset = store.log.position_for(byte_count), queue.next_offset
     store.log.stage(complete(images, shape, middle, offset, position))
     codes, found = _noted(images, name, position, store_ms)
-    units = np.empty(count, _UNIT)
+    units = np.empty(count, SIMPLE_ROW)
     units["position"] = images.starts + position
     units["size"] = images.sizes
     units["code"] = codes

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.protocol import records
+from sluice.storage.queue_index import SIMPLE_ROW
 
 Numbers = npt.NDArray[np.int64]
 
-_UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
-UNIT_BYTES: Final = _UNIT.itemsize
+UNIT_BYTES: Final = SIMPLE_ROW.itemsize
 # Where an entry with IPv4 hosts has its size, its position, its flags and the size of its body.
 _SIZE: Final = (0, ">i4")
 _POSITION: Final = (28, ">i8")
@@ -70,7 +70,7 @@ class Places:
     """
 
     def __init__(self, view: memoryview, base: int, units: bytes | bytearray, topic: bytes) -> None:
-        rows = np.frombuffer(units, _UNIT)
+        rows = np.frombuffer(units, SIMPLE_ROW)
         ats = rows["position"] - base
         last_at = len(view) - _HEAD_BYTES
         if ats.min() < 0 or ats.max() > last_at:

@@ -38,9 +38,15 @@ from sluice.storage.files import Files, OpenFile
 
 SIMPLE_UNIT: Final = Struct(">qiq")
 BATCH_UNIT: Final = Struct(">qiqqqhii")
-_SIZES: Final = np.dtype(
-    {"names": ["size"], "formats": [">i4"], "offsets": [8], "itemsize": BATCH_UNIT.size}
+# The same as columns.
+SIMPLE_ROW: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
+BATCH_ROW: Final = np.dtype(
+    [
+        *(("position", ">i8"), ("size", ">i4"), ("code", ">i8"), ("store_ms", ">i8")),
+        *(("offset", ">i8"), ("count", ">i2"), ("compacted", ">i4"), ("true_count", ">i4")),
+    ]
 )
+assert (SIMPLE_ROW.itemsize, BATCH_ROW.itemsize) == (SIMPLE_UNIT.size, BATCH_UNIT.size)
 _MANY_BYTES: Final = 32 * BATCH_UNIT.size  # to add up sizes in one go is worth its while from here
 FILLER_SIZE: Final = 0x7FFFFFFF
 SIMPLE_FILLER: Final = SIMPLE_UNIT.pack(0, FILLER_SIZE, 0)
@@ -505,7 +511,7 @@ class BatchQueueIndex(QueueIndex):
 
     def iterate_within(self, raw: bytes | bytearray, start: int, bytes_max: int) -> list[Unit]:
         if len(raw) >= _MANY_BYTES and bytes_max:
-            ends = np.frombuffer(raw, _SIZES)["size"].cumsum(dtype=np.int64)
+            ends = np.frombuffer(raw, BATCH_ROW)["size"].cumsum(dtype=np.int64)
             reached = max(1, int(ends.searchsorted(bytes_max, side="right")))
             raw = raw[: reached * BATCH_UNIT.size]
         return self.iterate(raw, start)

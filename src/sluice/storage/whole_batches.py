@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from isal.isal_zlib import crc32
 
-from sluice.errors import MessageIllegal, SluiceError
+from sluice.errors import MessageIllegal
 from sluice.model import Buffer, Placed
 from sluice.protocol import kafka_entries, records
 from sluice.storage.flush import Confirmed
@@ -78,21 +78,6 @@ def stage_whole(store: Store, batch: WholeBatch, done: Confirmed | None = None) 
     found = ((topic, (b"", keys, b""), position, store_ms),) if keys else ()
     store.staged.append((queue, unit, count, found, position + size, done, False))
     return _new_tuple(Placed, (position, size, offset, store_ms))
-
-
-def tell_of_staged(store: Store, done: Confirmed) -> None:
-    """Call `done` once for all that was staged in this turn up to now, which is something: None
-    when it is confirmed, or the error. They are written together, so it is the same for each.
-    """
-    queue, unit, count, found, end, before, durable = store.staged[-1]
-
-    def told(error: SluiceError | None) -> None:
-        if before is not None:
-            before(error)
-        done(error)
-
-    both = done if before is None else told
-    store.staged[-1] = (queue, unit, count, found, end, both, durable)
 
 
 class StoredHead(NamedTuple):
