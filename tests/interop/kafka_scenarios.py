@@ -34,6 +34,7 @@ PARTITIONS = 4
 RECORDS = 40
 # Long: a machine that stands still for a while must not look like a client that is gone.
 SESSION_MS = 240_000
+ASK_AGAIN_S = 10.0
 TRANSACTION_MS = 600_000
 
 Outcome = dict[str, Any]
@@ -300,8 +301,6 @@ def kafka_python(address: str, word: str) -> Outcome:
         "enable_auto_commit": False,
         "session_timeout_ms": SESSION_MS,
         "heartbeat_interval_ms": 200,
-        # It may lead a group before it knows the topic's partitions, gives out none then,
-        # and finds out with the next metadata.
         "metadata_max_age_ms": 1000,
     }
     with contextlib.ExitStack() as open_ones:
@@ -314,7 +313,20 @@ def _kafka_python(
     """One that is left open when something fails would try to connect for ever."""
     result: Outcome = {}
     one = open_ones.enter_context(contextlib.closing(kafka.KafkaConsumer(topic, **settings)))
-    wait("four", lambda: one.poll(50) is not None and len(one.assignment()) == 4)
+    asked_s = time.monotonic()
+
+    def has_all() -> bool:
+        """Ask again now and then: it may lead a group before it knows the topic's partitions,
+        gives out none then, and forgets that it did when it hears of them while it joins."""
+        nonlocal asked_s
+        one.poll(50)
+        if not one.assignment() and time.monotonic() - asked_s > ASK_AGAIN_S:
+            one.unsubscribe()
+            one.subscribe([topic])
+            asked_s = time.monotonic()
+        return len(one.assignment()) == PARTITIONS
+
+    wait("four", has_all)
     two = open_ones.enter_context(contextlib.closing(kafka.KafkaConsumer(topic, **settings)))
 
     def shared() -> bool:
@@ -337,7 +349,7 @@ def _kafka_python(
     one.commit()
     two.commit()
     two.close()
-    wait("four again", lambda: one.poll(50) is not None and len(one.assignment()) == 4)
+    wait("four again", has_all)
     result["committed"] = sum(one.committed(each) for each in one.assignment())
     one.close()
     producer = open_ones.enter_context(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import pytest
 
@@ -173,13 +176,14 @@ def test_an_idle_connection_is_not_trusted(site: Site, monkeypatch: pytest.Monke
         assert list(lines(producer).values()) != [line]
 
 
+@pytest.mark.parametrize("spin_us", [0, 200])
 @pytest.mark.parametrize(
     "answer",
     [b"", b"\0\0", b"\0\0\0\1x", b"\0\0\0\x08\1\0\0\0abcd", b"\x7f\xff\xff\xff"],
 )
-def test_a_peer_that_talks_nonsense(answer: bytes) -> None:
+def test_a_peer_that_talks_nonsense(answer: bytes, spin_us: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        line = direct.Line(f"127.0.0.1:{server.getsockname()[1]}", 5)
+        line = direct.Line(f"127.0.0.1:{server.getsockname()[1]}", 5, spin_us)
         peer, _ = server.accept()
         with peer:
             peer.sendall(answer)
@@ -192,11 +196,12 @@ def test_a_peer_that_talks_nonsense(answer: bytes) -> None:
             direct.Line(address, 1)
 
 
-def test_frames_in_pieces_and_frames_that_are_not_the_answer() -> None:
+@pytest.mark.parametrize("spin_us", [0, 1, 10_000])
+def test_frames_in_pieces_and_frames_that_are_not_the_answer(spin_us: int) -> None:
     answers: list[tuple[int, Callable[[int], bytes]]] = [(-1, _json_answer), (0, _binary_answer)]
     for code, make in answers:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            line = direct.Line(f"127.0.0.1:{server.getsockname()[1]}", 5)
+            line = direct.Line(f"127.0.0.1:{server.getsockname()[1]}", 5, spin_us)
             peer, _ = server.accept()
             data = make(6) + make(7)
             with peer:
@@ -204,6 +209,49 @@ def test_frames_in_pieces_and_frames_that_are_not_the_answer() -> None:
                 threading.Timer(0.05, peer.sendall, (data[3:],)).start()
                 assert line.exchange(b"question", 7, 60) == (code, make(7)[4:])
             line.close()
+
+
+def test_who_looked_in_vain_looks_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        line, asleep = direct.Line(address, 5, 1), direct.Line(address, 5, 0)
+        (peer, _), (other, _) = server.accept(), server.accept()
+        with peer, other:
+            waits = _looks(line, 40)
+            assert waits == [0, 2, 6, 14, 30]
+            assert _looks(asleep, 40) == []
+            peer.sendall(b"something")
+            assert select.select([line._socket], [], [], 60)[0]
+            found = next(data for data in iter(line._look, None) if data)
+            assert found == b"something"
+            assert _looks(line, 7) == [0, 2, 6]  # one that came is reason to look for the next
+            monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+            alone = direct.Line(address, 5, 10_000)
+            assert _looks(alone, 4) == []
+        for one in (line, asleep, alone):
+            one.close()
+
+
+def _looks(line: direct.Line, count: int) -> list[int]:
+    """In which of so many calls the line asked the system whether something has come."""
+    looked: list[int] = []
+    plain = line._socket
+
+    class Watched:
+        def recv(self, size: int, flags: int) -> bytes:
+            assert flags == socket.MSG_DONTWAIT
+            looked.append(number)
+            return plain.recv(size, flags)
+
+    line._set_timeout(60)
+    line._socket = cast("socket.socket", Watched())
+    number = 0
+    while number < count:
+        assert line._look() == b""
+        number += 1
+    line._socket = plain
+    return sorted(set(looked))
 
 
 def _json_answer(number: int) -> bytes:

@@ -86,6 +86,9 @@ class ProducerSettings(ClientSettings):
     batch_bytes: int = 60 * 1024
     batch_count: int = 1000
     waiting_max: int = 8192  # sends without an answer, to one broker
+    spin_us: int = (
+        200  # a blocking send looks so long for its answer before it sleeps; 0: not at all
+    )
 
     def __post_init__(self) -> None:
         ClientSettings.__post_init__(self)
@@ -97,6 +100,7 @@ class ProducerSettings(ClientSettings):
         _need(self.linger_ms >= 0, "linger_ms must not be below 0")
         _need(1 <= self.batch_count <= 32767, "batch_count: allowed are 1 to 32767")
         _need(self.batch_bytes > 0, "batch_bytes must be above 0")
+        _need(0 <= self.spin_us <= 10_000, "spin_us: allowed are 0 to 10000")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
