@@ -25,6 +25,7 @@ from sluice.client.core.signing import Credentials
 from sluice.errors import (
     BrokerRefused,
     LinkError,
+    LinkLost,
     NoNameserver,
     OffsetGone,
     ProtocolError,
@@ -35,6 +36,7 @@ from sluice.model import Buffer
 from sluice.protocol.remoting import RemotingCommand
 from sluice.protocol.remoting_bodies import (
     Route,
+    read_cluster_info,
     read_consumer_offsets,
     read_route,
     read_topic_stats,
@@ -191,11 +193,21 @@ class Cluster:
             ext = {"topic": stored_name(topic), "acceptStandardJsonOnly": "true"}
             answer = self._ask_nameserver(Request.GET_ROUTEINFO_BY_TOPIC, ext)
             if answer.code == Response.TOPIC_NOT_EXIST:
+                self._require_brokers(topic)  # one may have come just now
+                answer = self._ask_nameserver(Request.GET_ROUTEINFO_BY_TOPIC, ext)
+            if answer.code == Response.TOPIC_NOT_EXIST:
                 raise TopicMissing(f"topic {topic} is not known to the nameservers")
             _require(answer, f"the route of {topic}")
             route = self._routes[topic] = read_route(answer.body)
             self._seen.add(topic)
         return route
+
+    def _require_brokers(self, topic: str) -> None:
+        """Where no broker is there at all, one starts: that is waited for, not an error at once."""
+        answer = self._ask_nameserver(Request.GET_BROKER_CLUSTER_INFO, {})
+        if answer.code == Response.SUCCESS and not read_cluster_info(answer.body):
+            names = ", ".join(self._connection.nameservers)
+            raise LinkLost(f"{names}: waited for a broker with topic {topic}; none has registered")
 
     def _address(self, topic: str, broker: str) -> str:
         for each in self._route(topic).brokers:
@@ -242,12 +254,12 @@ class Cluster:
         """Where to send to: the topic's queues, or those of a topic that is made by sending."""
         try:
             queues = self.queues(topic, writing=True)
-        except TopicMissing:
-            queues = [
-                Queue(topic, queue.broker, queue.queue_id)
-                for queue in self.queues(_AUTO_CREATE_TOPIC, writing=True)
-                if queue.queue_id < 4
-            ]
+        except TopicMissing as missing:
+            try:
+                model = self.queues(_AUTO_CREATE_TOPIC, writing=True)
+            except TopicMissing:
+                raise missing from None
+            queues = [each._replace(topic=topic) for each in model if each.queue_id < 4]
             self._routes[topic] = self._routes[_AUTO_CREATE_TOPIC]
         if not queues:
             raise BrokerRefused(

@@ -1,0 +1,88 @@
+"""Routes that a fresh process looks up while brokers are away, start, or do not have the topic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sluice.client.blocking import LinkPool
+from sluice.errors import LinkLost, TopicMissing
+from sluice.protocol.remoting import RemotingCommand
+from sluice.protocol.remoting_bodies import (
+    BrokerData,
+    QueueData,
+    Route,
+    write_cluster_info,
+    write_route,
+)
+from sluice.protocol.remoting_codes import RequestCode as Request
+from sluice.protocol.remoting_codes import ResponseCode as Response
+from sluice.spark import cluster as cluster_module
+from sluice.spark.cluster import Cluster, Queue
+from sluice.spark.options import Connection
+
+BROKER = BrokerData("c", "b", {0: "127.0.0.1:1"})
+AUTO_CREATE_TOPIC = "TBW102"
+
+
+class Nameserver:
+    """Answers for a broker that registers when it was asked for so many waits."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, topics: set[str], starts_after: float
+    ) -> None:
+        self._topics = topics
+        self._starts_after = starts_after
+        self.wait_count = 0
+        self._now = 0.0
+        monkeypatch.setattr(LinkPool, "request", self._request)
+        monkeypatch.setattr(cluster_module, "time", self)
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self.wait_count += 1
+        self._now += seconds
+
+    def _request(self, address: str, code: int, ext: dict[str, str], **_: Any) -> RemotingCommand:
+        is_there = self.wait_count >= self._starts_after
+        if code == Request.GET_BROKER_CLUSTER_INFO:
+            body = write_cluster_info([BROKER] if is_there else [])
+        elif is_there and ext["topic"] in self._topics:
+            body = write_route(Route((BROKER,), (QueueData("b", 2, 2, 6),)), quoted=True)
+        else:
+            return RemotingCommand(Response.TOPIC_NOT_EXIST, 1)
+        return RemotingCommand(Response.SUCCESS, 1, body=body)
+
+
+def fresh() -> Cluster:
+    return Cluster(Connection(("ns:1",)))
+
+
+@pytest.mark.parametrize("topics", [{"t", AUTO_CREATE_TOPIC}, {AUTO_CREATE_TOPIC}])
+def test_a_writer_waits_for_a_broker_that_registers_again(
+    topics: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nameserver = Nameserver(monkeypatch, topics, starts_after=20)
+    assert fresh().queues_to_send("t") == [Queue("t", "b", 0), Queue("t", "b", 1)]
+    assert nameserver.wait_count == 20
+
+
+def test_a_broker_that_never_comes_is_waited_for_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    nameserver = Nameserver(monkeypatch, set(), starts_after=float("inf"))
+    with pytest.raises(LinkLost, match="ns:1: waited for a broker with topic t; none has"):
+        fresh().queues_to_send("t")
+    assert 100 < nameserver.monotonic() <= 120
+
+
+def test_a_topic_that_brokers_do_not_have_is_an_error_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nameserver = Nameserver(monkeypatch, set(), starts_after=0)
+    with pytest.raises(TopicMissing, match="topic t is not known"):
+        fresh().queues("t")
+    with pytest.raises(TopicMissing, match="topic t is not known"):
+        fresh().queues_to_send("t")
+    assert nameserver.wait_count == 0
