@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from sluice.broker import staged_writes
-from sluice.broker.staged_writes import Handle
+from sluice.broker.staged_entries import Handle
 from sluice.errors import IllegalOperation
 from sluice.storage.memory_files import KeepAll, KeepNothing, KeepPolicy, KeepPrefix, KeepRandom
 from tests.crash.crash_points import watch

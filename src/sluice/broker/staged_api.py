@@ -10,8 +10,8 @@ import orjson
 from sluice.broker.admin_base import AdminPart
 from sluice.broker.quick_sends import host_of
 from sluice.broker.remoting_api import Handle
-from sluice.broker.staged_writes import Handle as Staged
-from sluice.broker.staged_writes import Owner
+from sluice.broker.staged_entries import Handle as Staged
+from sluice.broker.staged_entries import Owner
 from sluice.errors import RequestInvalid, SluiceError
 from sluice.net import Connection
 from sluice.protocol.remoting import RemotingCommand

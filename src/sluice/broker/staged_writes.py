@@ -4,7 +4,7 @@ A job that writes in batches (Spark) fails in the middle, tries again, and does 
 was stored. So its tasks stage what they write, each try for itself; when all are done the job
 publishes what the successful ones staged, under its own name (the sink) and the batch's number:
 
-    stage      one entry of a topic of the broker's own, for one queue; its position is the handle
+    stage      one entry where nobody looks, for one queue; its position is the handle
     publish    1. the decision: a row (sink -> batch, handles) in a table, durable
                2. every staged entry is written to its queue, message by message; each names the
                   entry that it was made from, its origin
@@ -13,7 +13,7 @@ publishes what the successful ones staged, under its own name (the sink) and the
 A batch that the sink has published already is not published again, whatever its handles are. After
 a crash the table says what was decided; the origins in the log since then say how many messages of
 each staged entry were written, and the rest follows. What is staged and never published is an entry
-that nothing points to: it costs its bytes until retention takes the log file that it lies in.
+that nothing points to: it costs its bytes for a while (`staged_entries.py` says where).
 
 What is staged is a producer's batch, or images (`protocol/record_images.py`): messages in the log's
 own layout, which need not be looked at one by one, neither when they are staged nor when they are
@@ -30,16 +30,25 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from secrets import randbits
-from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from sluice.broker.attributes import DEDUP_WINDOW
 from sluice.broker.browsing import ask_each
 from sluice.broker.memory_queues import is_in_memory
+from sluice.broker.staged_entries import (
+    Entry,
+    Handle,
+    Known,
+    Owner,
+    about_of,
+    entry_at,
+    owner_in,
+    properties_of,
+)
 from sluice.broker.topics import AUTO_CREATE_TOPIC, STAGED_TOPIC
 from sluice.errors import (
     Busy,
@@ -58,6 +67,7 @@ from sluice.protocol.record_runs import Run, measure_run
 from sluice.storage.images import place_images, stage_large, takes_images
 from sluice.storage.lanes import Lane, tell
 from sluice.storage.origins import made_since
+from sluice.storage.staging import FLOOR, StagingArea
 from sluice.storage.state import STAGED_TABLE
 
 if TYPE_CHECKING:
@@ -73,49 +83,12 @@ _TURN_BYTES_MAX: Final = 4 << 20
 _WHOLE_BYTES_MAX: Final = 4 << 20  # of a staged entry that is written in one turn
 _WIDER_BYTES: Final = 24  # more than in an image may addresses take in an entry
 _AGAIN_MS: Final = 1_000
-_FLAG_AND_TIME: Final = Struct(">36xiq")
-_STAGED_FIELD: Final = records.field_of_topic(STAGED_TOPIC.encode())[1]
 _SINK: Final = re.compile(r"[ -~]{1,255}")
-_SINK_NAME: Final = b"STAGED_SINK"
-_BATCH_NAME: Final = b"STAGED_BATCH"
-_TOPIC_NAME: Final = b"REAL_TOPIC"
-_QUEUE_NAME: Final = b"REAL_QID"
-_TOKEN_NAME: Final = b"STAGED_TOKEN"
-_COUNT_NAME: Final = b"STAGED_IMAGES"
 
 log_lines = logging.getLogger("sluice.broker")
 
 Staged = Callable[[SluiceError | None], None]
 Published = Callable[[bool, SluiceError | None], None]  # whether this call published it
-
-
-class Owner(NamedTuple):
-    """Whose a staged entry is."""
-
-    sink: str
-    batch: int
-
-
-class Handle(NamedTuple):
-    """What a staged entry is published by."""
-
-    position: int
-    token: int
-
-
-class _Known(NamedTuple):
-    owner: Owner
-    token: int
-
-
-class _Entry(NamedTuple):
-    """A staged entry."""
-
-    position: int
-    born_ms: int
-    born_host: bytes
-    body: memoryview
-    properties: bytes
 
 
 @dataclass(slots=True)
@@ -139,7 +112,12 @@ class StagedWrites:
 
     def __init__(self, core: BrokerCore) -> None:
         self._core = core
-        self._known: dict[int, _Known] = {}
+        store = core.store
+        self._area = StagingArea(
+            *(store.files, f"{store.root}/sluice/staging", store.background, core.now_ms),
+            store.config.segment_bytes,
+        )
+        self._known: dict[int, Known] = {}
         self._publishing: dict[str, _Publishing] = {}
         self._swept_ms = 0
         self.staged_count = 0
@@ -184,22 +162,37 @@ class StagedWrites:
         else:
             self._check_batch(body, run)
         token = randbits(48)
-        properties = b"%b\x01%b\x02%b\x01%d\x02%b\x01%b\x02%b\x01%d\x02%b\x01%d\x02%b\x01%d\x02" % (
-            *(_SINK_NAME, owner.sink.encode(), _BATCH_NAME, owner.batch),
-            *(_TOPIC_NAME, topic.encode(), _QUEUE_NAME, queue_id, _TOKEN_NAME, token),
-            *(_COUNT_NAME, image_count),
-        )
+        properties = properties_of(owner, topic, queue_id, token, image_count)
         if core.store.log.end > core.admission.free_end:
             core.admission.admit(born_host, len(body))
-        position = stage_large(
-            core.store, STAGED_TOPIC, parts, properties, core.now_ms(), born_host, done
-        )
-        core.ask_turn()
+        position = self._keep(parts, properties, born_host, done, is_image=bool(image_count))
         if len(self._known) >= _KNOWN_MAX:
             del self._known[next(iter(self._known))]
-        self._known[position] = _Known(owner, token)
+        self._known[position] = Known(owner, token)
         self.staged_count += 1
         return Handle(position, token)
+
+    def _keep(
+        self,
+        parts: tuple[Buffer, ...],
+        properties: bytes,
+        born_host: bytes,
+        done: Staged,
+        *,
+        is_image: bool,
+    ) -> int:
+        core, born_ms = self._core, self._core.now_ms()
+        if is_image:
+            core.store.require_writable()
+            position = self._area.put(about_of(born_ms, born_host, properties), parts)
+            if position is not None:
+                core.call_soon(lambda: done(None))
+                return position
+        position = stage_large(
+            core.store, STAGED_TOPIC, parts, properties, born_ms, born_host, done
+        )
+        core.ask_turn()
+        return position
 
     def _check_batch(self, body: Buffer, run: Run) -> None:
         run.parts = split_batch(body)
@@ -245,6 +238,7 @@ class StagedWrites:
             under_way.waiters.append(lambda _, error: done(False, error))
             return
         if owner.batch <= self.last_batch(owner.sink):
+            self._forget(*owner)
             done(False, None)
             return
         table = self._core.store.table(STAGED_TABLE)
@@ -265,6 +259,13 @@ class StagedWrites:
             if error is not None:
                 self._give_up(work, _as_error(error))
             else:
+                # After the decision what it speaks of must be there, whatever happens.
+                self._area.sync(positions, synced)
+
+        def synced(error: SluiceError | None) -> None:
+            if error is not None:
+                self._give_up(work, error)
+            else:
                 self._decide(work)
 
         ask_each(self._core, [partial(self._learn, at) for at in unknown], checked)
@@ -273,16 +274,20 @@ class StagedWrites:
         """Look into the log whose a handle is. May raise ColdRead."""
         entry = self._entry(handle)
         if entry is not None:
-            self._known[handle] = _known_of(entry)
+            self._known[handle] = entry.known()
 
-    def _entry(self, handle: int) -> _Entry | None:
-        store = self._core.store
-        view = store.entry_at(handle) if store.log.start <= handle < store.log.end else None
-        return None if view is None else _read_entry(view, handle)
+    def _entry(self, handle: int) -> Entry | None:
+        return entry_at(self._core.store, self._area, handle)
 
     def _check_handle(self, handle: Handle, owner: Owner) -> None:
         known = self._known.get(handle.position)
-        if known != (owner, handle.token) or handle.position < self._core.store.log.start:
+        position = handle.position
+        is_there = (
+            self._area.holds(position)
+            if position >= FLOOR
+            else position >= self._core.store.log.start
+        )
+        if known != (owner, handle.token) or not is_there:
             raise IllegalOperation(
                 f"handle {handle.position} is nothing that sink {owner.sink} staged for batch "
                 f"{owner.batch}, or it is gone; stage the batch again"
@@ -352,11 +357,13 @@ class StagedWrites:
         core = self._core
         while work.next_handle < len(work.handles):
             handle = work.handles[work.next_handle]
+            entry, reason = None, "it is gone"
             try:
                 entry = self._entry(handle)
             except RecordDamaged as error:
-                log_lines.error("a staged entry is damaged, its messages are lost: %s", error)
-                entry = None
+                reason = str(error)
+            if entry is None:
+                log_lines.error("staged entry %d: its messages are lost: %s", handle, reason)
             if entry is not None and self._write_whole(work, entry):
                 return
             messages = [] if entry is None else self._messages(entry, work.done_count[handle])
@@ -373,12 +380,12 @@ class StagedWrites:
             return
         self._finish(work)
 
-    def _write_whole(self, work: _Publishing, entry: _Entry) -> bool:
+    def _write_whole(self, work: _Publishing, entry: Entry) -> bool:
         """Write all messages of a staged entry at once, if they are usual ones: the same as below,
         several times as fast.
         """
         core = self._core
-        topic, queue_id = _place_of(entry)
+        topic, queue_id = entry.place()
         settings = core.topics.get(topic)
         if (
             work.done_count[entry.position]
@@ -390,7 +397,7 @@ class StagedWrites:
             return False
         queue = (topic, queue_id)
         made_from = (entry.born_ms, entry.born_host, entry.position)
-        images = _images_of(entry, topic)
+        images = entry.images(topic)
         if images is not None:
             if not takes_images(core.store, topic, queue_id, entry.born_host):
                 return False
@@ -434,17 +441,17 @@ class StagedWrites:
 
         return written
 
-    def _messages(self, entry: _Entry, done_count: int) -> list[Message]:
+    def _messages(self, entry: Entry, done_count: int) -> list[Message]:
         """The next messages of a staged entry; none where its topic is gone."""
         core = self._core
-        topic, queue_id = _place_of(entry)
+        topic, queue_id = entry.place()
         settings = core.topics.get(topic)
         if settings is None:
             log_lines.warning("topic %s is gone; what was staged for it goes nowhere", topic)
             return []
         room = min(_TURN_BYTES_MAX, core.store.log.entry_bytes_max)
         messages: list[Message] = []
-        images = _images_of(entry, topic)
+        images = entry.images(topic)
         if images is not None:
             parts = images.parts(slice(done_count, None))
         else:
@@ -478,13 +485,24 @@ class StagedWrites:
                 return
             del self._publishing[work.sink]
             self.published_count += 1
-            for handle in work.handles:
-                self._known.pop(handle, None)
+            self._forget(work.sink, work.batch, work.handles)
             for number, waiter in enumerate(work.waiters):
                 waiter(number == 0, None)
 
         core.store.change([(STAGED_TABLE, work.sink, row)], done)
         core.ask_turn()
+
+    def _forget(self, sink: str, batch: int, handles: Iterable[int] = ()) -> None:
+        """What a sink has staged up to this batch can never be published again."""
+        others = (
+            position
+            for position, (owner, _) in self._known.items()
+            if owner.sink == sink and owner.batch <= batch
+        )
+        done = {*handles, *others}
+        self._area.drop(done)
+        for position in done:
+            self._known.pop(position, None)
 
     # --------------------------------------------------------------------------------- start, ticks
 
@@ -498,6 +516,14 @@ class StagedWrites:
                 origins = (made.origin for made in made_since(store.log, int(row["at"])))
                 work.done_count.update(origin for origin in origins if origin in wanted)
                 self._publishing[sink] = work
+        decided = {handle for work in self._publishing.values() for handle in work.handles}
+
+        def is_needed(position: int, about: bytes) -> bool:
+            owner = owner_in(about)
+            is_open = owner is not None and owner.batch > self.last_batch(owner.sink)
+            return is_open or position in decided
+
+        self._area.open(is_needed)
 
     def tick(self, now_ms: int) -> None:
         for work in list(self._publishing.values()):
@@ -506,6 +532,8 @@ class StagedWrites:
         if now_ms - self._swept_ms >= _SWEEP_MS:
             self._swept_ms = now_ms
             self._sweep(now_ms)
+            works = self._publishing.values()
+            self._area.tick(handle for work in works for handle in work.handles)
 
     def _sweep(self, now_ms: int) -> None:
         """Forget sinks that published their only batch a while ago."""
@@ -531,31 +559,6 @@ class StagedWrites:
         )
 
 
-def _read_entry(view: memoryview, position: int) -> _Entry | None:
-    """Take apart an entry that was checked already; None where it is not one of ours."""
-    (sys_flag, born_ms) = _FLAG_AND_TIME.unpack_from(view)
-    born_host = bytes(view[48 : 68 if sys_flag & records.SYS_BORN_V6 else 56])
-    body_at = records.origin_place(sys_flag) + 12
-    body_end = body_at + int.from_bytes(view[body_at - 4 : body_at], "big")
-    field = view[body_end : body_end + len(_STAGED_FIELD)]
-    if field != _STAGED_FIELD:
-        return None
-    properties = bytes(view[body_end + len(field) + 2 :])
-    return _Entry(position, born_ms, born_host, view[body_at:body_end], properties)
-
-
-def _place_of(entry: _Entry) -> tuple[str, int]:
-    """Topic and queue that a staged entry is for."""
-    topic = (records.property_value(entry.properties, _TOPIC_NAME) or b"").decode()
-    return topic, int(records.property_value(entry.properties, _QUEUE_NAME) or b"0")
-
-
-def _images_of(entry: _Entry, topic: str) -> Images | None:
-    """The images of a staged entry; None where it holds a batch."""
-    count = int(records.property_value(entry.properties, _COUNT_NAME) or b"0")
-    return read_images(entry.body, count, topic.encode(), is_sealed=True) if count else None
-
-
 def _refuse_special(properties: bytes) -> None:
     from sluice.broker.sending import is_special  # which knows the core
 
@@ -568,13 +571,6 @@ def _refuse_special(properties: bytes) -> None:
 
 def _may_expire(properties: bytes) -> bool:
     return EXPIRES_NAME in properties
-
-
-def _known_of(entry: _Entry) -> _Known:
-    sink = records.property_value(entry.properties, _SINK_NAME) or b""
-    batch = records.property_value(entry.properties, _BATCH_NAME) or b"-1"
-    token = records.property_value(entry.properties, _TOKEN_NAME) or b"-1"
-    return _Known(Owner(sink.decode(), int(batch)), int(token))
 
 
 def _check_owner(owner: Owner) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sluice.broker.staged_writes import Handle, Owner
+from sluice.broker.staged_entries import Handle, Owner
 from sluice.errors import SluiceError
 from sluice.protocol.message_batches import join_batch
 from tests.unit.broker.transaction_kit import HOST, TOPIC, Broker

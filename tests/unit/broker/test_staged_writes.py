@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sluice.broker import staged_writes
-from sluice.broker.staged_writes import Handle, Owner
+from sluice.broker.staged_entries import Handle, Owner
 from sluice.broker.topic_deletion import delete_topic
 from sluice.broker.topics import STAGED_TOPIC, TopicSettings
 from sluice.errors import (
@@ -18,11 +18,13 @@ from sluice.errors import (
     MessageIllegal,
     ParameterInvalid,
     SluiceError,
+    StoreError,
 )
 from sluice.protocol import records
 from sluice.protocol.message_batches import join_batch
 from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.protocol.remoting_codes import ResponseCode as Response
+from sluice.storage import staging
 from sluice.storage.images import place_images
 from sluice.storage.lanes import Lane
 from sluice.storage.state import STAGED_TABLE
@@ -331,3 +333,89 @@ def test_a_held_pull_is_answered_when_a_batch_is_published() -> None:
             assert b"x" in bytes(answer.body)
 
     run_once(work())
+
+
+def staging_files(broker: Broker) -> list[str]:
+    return broker.files.names(f"{broker.core.store.root}/sluice/staging")
+
+
+def test_images_do_not_go_to_the_log_before_they_are_published_and_their_files_are_used_again() -> (
+    None
+):
+    broker = Broker()
+    written = broker.core.store.log.written
+    bodies = [b"%d" % n * 20_000 for n in range(8)]
+    for batch in range(8):
+        tried = stage(broker, bodies, batch=batch, images=True)
+        handles = [stage(broker, bodies, n, batch, images=True) for n in range(2)]
+        assert tried.position < handles[0].position
+        if not batch:
+            assert broker.core.store.log.written == written
+        assert publish(broker, handles, batch)
+        with pytest.raises(IllegalOperation, match="stage the batch again"):
+            publish(broker, [tried], batch + 1)
+    assert broker.bodies() == bodies * 16
+    assert len(staging_files(broker)) <= 2
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_images_that_find_no_room_are_staged_in_the_log(
+    cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "FILES_MAX", cut)
+    broker = Broker()
+    bodies = [b"%d" % n * 20_000 for n in range(8)]
+    handles = [stage(broker, bodies, images=True) for _ in range(8)]
+    assert len({handle.position >= staging.FLOOR for handle in handles}) == 1 + cut
+    broker.reopen()
+    assert publish(broker, handles)
+    assert broker.bodies() == bodies * 8
+
+
+def test_images_are_durable_before_they_are_decided_on() -> None:
+    broker = Broker()
+    handle = stage(broker, [b"a"], images=True)
+    broker.disk.fail("sync", within="/staging/")
+    with pytest.raises(StoreError, match="not durable"):
+        publish(broker, [handle])
+    with pytest.raises(IllegalOperation, match="stage the batch again"):
+        publish(broker, [handle])
+    again = stage(broker, [b"b"], images=True)
+    assert publish(broker, [again])
+    assert broker.bodies() == [b"b"]
+
+
+def test_images_can_be_published_after_a_restart_and_those_that_cannot_make_room() -> None:
+    broker = Broker()
+    bodies = [b"%d" % n * 20_000 for n in range(8)]
+    old = stage(broker, bodies, images=True)
+    assert publish(broker, [stage(broker, [b"first"], images=True)])
+    kept = stage(broker, bodies, batch=1, images=True)
+    broker.crash()
+    with pytest.raises(IllegalOperation, match="stage the batch again"):
+        publish(broker, [old], 1)
+    assert publish(broker, [kept], 1)
+    assert broker.bodies() == [b"first", *bodies]
+
+
+def test_an_entry_that_a_crash_has_left_in_part_is_no_reason_not_to_start() -> None:
+    broker = Broker()
+    lost = stage(broker, [b"a"], images=True)
+    path = f"{broker.core.store.root}/sluice/staging/0000"
+    data = broker.files.read(path, 1 << 30)
+    at = data.index(b"STAGED_TOKEN") + len(b"STAGED_TOKEN") + 3
+    broker.files.open(path).pwritev([bytes(100)], at)
+    broker.crash()
+    with pytest.raises(IllegalOperation, match="stage the batch again"):
+        publish(broker, [lost])
+    assert publish(broker, [stage(broker, [b"b"], images=True)])
+    assert broker.bodies() == [b"b"]
+
+
+def test_a_late_try_of_a_published_batch_is_forgotten_when_it_is_refused() -> None:
+    broker = Broker()
+    assert publish(broker, [], once=True)
+    late = stage(broker, [b"late"], images=True)
+    assert not publish(broker, [late])
+    broker.pass_ms(HOUR_MS)
+    assert staging_files(broker) == []
