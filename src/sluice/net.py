@@ -46,6 +46,10 @@ _SWEEP_SECONDS: Final = 1.0
 _FRAMES_AT_ONCE: Final = 64
 _PARTS_PER_TURN: Final = 8
 _PER_ADDRESS: Final = "connections_per_address_max"
+# So much of what is not sent yet lies in the system's buffer; what is under way does not count. The
+# system would take megabytes, which are out of the processor's cache when the peer gets to them.
+_UNSENT_IN_SYSTEM_BYTES: Final = 512 * 1024
+_UNSENT_IN_SYSTEM: Final[int] = getattr(socket, "TCP_NOTSENT_LOWAT", 0)  # 0: it has no such limit
 log_lines = logging.getLogger("sluice.net")
 
 
@@ -439,6 +443,9 @@ class Listener:
         try:
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if _UNSENT_IN_SYSTEM:
+                limit = (_UNSENT_IN_SYSTEM, _UNSENT_IN_SYSTEM_BYTES)
+                accepted.setsockopt(socket.IPPROTO_TCP, *limit)
             context = await self._choose_tls(accepted)
             connection = Connection(self._handler, self._limits, self._lost)
             wait = self._limits.tls_handshake_ms / 1000 if context is not None else None

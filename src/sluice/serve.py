@@ -34,6 +34,7 @@ from sluice.config import (
     load,
 )
 from sluice.errors import ConfigError
+from sluice.heap import keep_freed_memory
 from sluice.link import join_address, split_address
 from sluice.metrics_http import MetricsListener
 from sluice.nameserver.metrics import NameserverMetrics
@@ -106,6 +107,7 @@ def _run(start: Callable[[asyncio.Event], Awaitable[None]]) -> int:
         await start(stop)
         return 0
 
+    keep_freed_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -389,6 +390,22 @@ def test_a_peer_that_never_reads_costs_a_bounded_amount_and_nobody_else(
             assert site.handler.reasons == ["did not read its answers for 1500 ms"]
             assert await bystander.ask(b"small") == b"small"
             greedy.writer.transport.abort()
+
+    run(work())
+
+
+@both_loops
+def test_little_of_what_is_not_sent_lies_in_the_systems_buffer(run: Run) -> None:
+    answer = bytes(12 << 20)
+
+    async def work() -> None:
+        async with listening(handler=Echo(lambda _: answer)) as site:
+            client = await site.client()
+            assert await client.ask(b"question") == answer
+            transport = site.handler.open[0]._transport
+            assert transport is not None
+            raw = transport.get_extra_info("socket")
+            assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 512 * 1024
 
     run(work())
 

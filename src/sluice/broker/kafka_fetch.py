@@ -25,6 +25,7 @@ from sluice.broker.kafka_sessions import (
     Place,
     Session,
 )
+from sluice.broker.kafka_slices import SliceReader
 from sluice.broker.kafka_waiting import KafkaWaiting, Waiter
 from sluice.broker.producer_states import LEADER_EPOCH
 from sluice.errors import RecordDamaged, SluiceError
@@ -50,8 +51,8 @@ class _Fetch:
     """One fetch that is being answered."""
 
     __slots__ = (
-        *("answer", "bytes_max", "is_last", "isolation", "min_bytes", "request", "until_ms"),
-        *("is_increment", "results", "session", "total_bytes", "waiter", "wanted"),
+        *("answer", "bytes_max", "cached", "is_last", "isolation", "min_bytes", "request"),
+        *("is_increment", "results", "session", "total_bytes", "until_ms", "waiter", "wanted"),
     )
 
     def __init__(self, request: Request, answer: Answer, wanted: list[Wanted]) -> None:
@@ -65,6 +66,7 @@ class _Fetch:
         self.is_last = False  # its time is over: it is answered as it is
         self.results: list[FetchedPart] = []
         self.total_bytes = 0
+        self.cached: set[int] = set()  # stretches of the log that were seen to be in memory
         self.waiter: Waiter | None = None
         self.session: Session | None = None
         self.is_increment = False  # only what is new is answered
@@ -76,6 +78,7 @@ class KafkaFetch:
     def __init__(self, core: BrokerCore, waiting: KafkaWaiting) -> None:
         self._core = core
         self._waiting = waiting
+        self._reader = SliceReader(core.store)
         self._held: dict[object, set[_Fetch]] = {}  # by connection
         self._sessions = FetchSessions(lambda: core.config.kafka_fetch_sessions_max, core.now_ms)
 
@@ -147,6 +150,7 @@ class KafkaFetch:
         """Read, then answer or wait."""
         fetch.results = []
         fetch.total_bytes = 0
+        fetch.cached.clear()
 
         def ask() -> bool:
             # What was read before a part had to come from the disk is not read again.
@@ -220,7 +224,8 @@ class KafkaFetch:
         if offset >= stop or (room <= 0 and fetch.total_bytes):
             aborted = [] if fetch.isolation == COMMITTED else None
             return FetchedPart(partition, 0, high, stable, low, aborted)
-        read = read_batches(core, topic, partition, offset, stop, max(1, room))
+        where = (topic, partition, offset, stop, max(1, room))
+        read = read_batches(core, *where, self._reader, fetch.cached)
         if read.is_outside:
             return FetchedPart(partition, kafka_codes.OFFSET_OUT_OF_RANGE)
         slices, byte_count = read.slices, read.byte_count

@@ -17,6 +17,7 @@ from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_api import Answer, KafkaApi, Peer, Request, TransactionDesk
 from sluice.broker.kafka_partitions import KafkaTopic
 from sluice.broker.producer_states import Done
+from sluice.broker.quick_produce import QuickProduce
 from sluice.errors import Busy, DiskFull, MessageIllegal, SluiceError, StoreReadOnly
 from sluice.model import Buffer, Message
 from sluice.protocol import kafka_batches, kafka_codes, kafka_views
@@ -52,9 +53,9 @@ class _Sent(NamedTuple):
     transactional_id: str | None
 
 
-# A batch that has its place and is not confirmed yet: the list that its result belongs in, where in
-# it, topic, partition, offset, time of its append. A plain tuple, because there is one per batch.
-_Placed = tuple[list[ProducedPart], int, str, int, int, int]
+# A batch that has its place and is not confirmed yet: the list that its result is in, where in it,
+# topic, partition. A plain tuple, because there is one per batch.
+_Placed = tuple[list[ProducedPart], int, str, int]
 
 
 class _Waiting:
@@ -86,20 +87,18 @@ class _Waiting:
             self._core.ask_turn()
 
     def when_confirmed(self, places: list[_Placed]) -> Done:
-        """Notes what became of batches, when it is known."""
+        """Takes back what was noted of batches where it did not come true."""
 
         def told(error: SluiceError | None) -> None:
             core = self._core
-            store, polls = core.store, core.polls
-            for results, at, stored, partition, offset, append_ms in places:
-                if error is not None:
+            if error is not None:
+                code, reason = code_of(error), str(error)
+                for results, at, stored, partition in places:
                     core.producers.lost(stored, partition)
-                    results[at] = ProducedPart(partition, code_of(error), reason=str(error))
-                    continue
-                start = store.min_offset(stored, partition)
-                results[at] = ProducedPart(partition, 0, offset, append_ms, start)
-                if polls.is_awaited:
-                    polls.wake((stored, partition))
+                    results[at] = ProducedPart(partition, code, reason=reason)
+            elif core.polls.is_awaited:
+                for _, _, stored, partition in places:
+                    core.polls.wake((stored, partition))
             self.done(len(places))
 
         return told
@@ -145,9 +144,20 @@ class KafkaProduce:
         self, about: _Sent, key: ProducedTopic, parts: list[ProducePart], waiting: _Waiting
     ) -> None:
         """Store what was sent to one topic, or say why not."""
+        core = self._core
         topic = self._find(key)
         results = waiting.topic(key, len(parts))
+        quick: QuickProduce | None = None
+        if topic is not None and waiting.acks in _ACKS and about.version >= ZSTD_FROM:
+            quick = QuickProduce.of(core, topic, about.peer.born_host)
         for at, part in enumerate(parts):
+            partition, data = part
+            if quick is not None and data is not None:
+                produced = quick.store(partition, data)
+                if produced is not None:
+                    results[at] = produced
+                    waiting.placed.append((results, at, quick.stored, partition))
+                    continue
             try:
                 if waiting.acks not in _ACKS:
                     raise _Refused(kafka_codes.INVALID_REQUIRED_ACKS)
@@ -156,9 +166,11 @@ class KafkaProduce:
                 self._store(about, topic, part, results, at, waiting)
             except _Refused as refused:
                 results[at] = ProducedPart(
-                    part.partition, refused.code, reason=str(refused)[:_REASON_MAX] or None
+                    partition, refused.code, reason=str(refused)[:_REASON_MAX] or None
                 )
                 waiting.done()
+        if quick is not None:
+            quick.count_stored()
 
     def _find(self, key: ProducedTopic) -> KafkaTopic | None:
         topics = self._core.kafka_topics
@@ -194,15 +206,14 @@ class KafkaProduce:
         later: list[Message] = []
         if topic.delays and topic.batches:
             head, batch, later = self._parted(about, topic, partition, head, batch)
-        place = (results, at, topic.stored, partition)
+        place: _Placed = (results, at, topic.stored, partition)
         try:
             if core.store.log.end > core.admission.free_end:
                 core.admission.admit(about.peer.born_host, len(data))
             if not topic.batches:
-                places: list[_Placed] = []  # it is known before anybody is told
-                told = waiting.when_confirmed(places)
+                told = waiting.when_confirmed([place])
                 offset = self._explode(about, topic, partition, head, batch, told)
-                places.append((*place, offset, append_ms))
+                self._promise(place, offset, append_ms)
                 return
             states = core.producers.partition(topic.stored, partition)
             if head.producer_id >= 0:
@@ -210,7 +221,8 @@ class KafkaProduce:
                 if code:
                     raise _Refused(code)
                 if offset >= 0:  # it came before
-                    told = waiting.when_confirmed([(*place, offset, append_ms)])
+                    self._promise(place, offset, append_ms)
+                    told = waiting.when_confirmed([place])
                     core.call_soon(partial(self._when_confirmed, told))
                     return
             if head.attributes & kafka_batches.TRANSACTIONAL:
@@ -222,7 +234,14 @@ class KafkaProduce:
         except SluiceError as error:
             raise _Refused(code_of(error), str(error)) from error
         core.stats.stored(topic.stored, head.record_count, placed.size)
-        waiting.placed.append((*place, placed.queue_offset, append_ms))
+        self._promise(place, placed.queue_offset, append_ms)
+        waiting.placed.append(place)
+
+    def _promise(self, place: _Placed, offset: int, append_ms: int) -> None:
+        """What is answered for a batch that has its place, if it is confirmed."""
+        results, at, stored, partition = place
+        start = self._core.store.min_offset(stored, partition)
+        results[at] = ProducedPart(partition, 0, offset, append_ms, start)
 
     def _parted(
         self, about: _Sent, topic: KafkaTopic, partition: int, head: BatchHead, batch: Buffer

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_partitions import KafkaTopic
+from sluice.broker.kafka_slices import UNITS_MAX, SliceReader
 from sluice.broker.retry_forms import origin_of
 from sluice.errors import RecordDamaged
 from sluice.model import Buffer
@@ -20,7 +21,6 @@ from sluice.protocol import kafka_batches, kafka_entries, kafka_views, records
 from sluice.protocol.kafka_batches import Header
 from sluice.storage.store import ReadResult, ReadStatus
 
-UNITS_MAX: Final = 800
 _HEAD: Final = Struct(">i16xq8xi44xi")  # size, queue offset, sys flag, body size: with IPv4 hosts
 _BODY_SIZE: Final = Struct(">i")
 _V6_HOSTS: Final = records.SYS_BORN_V6 | records.SYS_STORE_V6
@@ -40,9 +40,27 @@ class Read(NamedTuple):
 
 
 def read_batches(
-    core: BrokerCore, topic: KafkaTopic, partition: int, offset: int, stop: int, bytes_max: int
+    core: BrokerCore,
+    topic: KafkaTopic,
+    partition: int,
+    offset: int,
+    stop: int,
+    bytes_max: int,
+    reader: SliceReader | None = None,
+    cached: set[int] | None = None,
 ) -> Read:
-    """Batches from `offset` on that begin below `stop`. May raise `ColdRead`."""
+    """Batches from `offset` on that begin below `stop`. May raise `ColdRead`.
+
+    `reader` remembers where reads ended, `cached` what is in memory: see there.
+    """
+    queue = core.store.queues.get((topic.stored, partition))
+    if queue is not None:
+        low, high = queue.start_offset, core.store.max_offset(topic.stored, partition)
+        if low <= offset < high:
+            reader = reader or SliceReader(core.store)
+            found = reader.read(queue, offset, stop, bytes_max, set() if cached is None else cached)
+            if found is not None:
+                return Read(low, high, *found)
     result = core.store.read(
         topic.stored, partition, offset, count_max=UNITS_MAX, bytes_max=bytes_max
     )

@@ -37,7 +37,7 @@ from sluice.protocol.kafka_codes import (
 )
 from sluice.protocol.kafka_keys import keys_of
 from sluice.storage.state import COMPACTED_PREFIX, KAFKA_PRODUCER_TABLE, Change
-from sluice.storage.whole_batches import WholeBatch, stage_whole, stored_heads
+from sluice.storage.whole_batches import BatchLane, stored_heads
 
 if TYPE_CHECKING:
     from sluice.broker.core import BrokerCore
@@ -85,6 +85,7 @@ class Partition:
     end: int = 0  # after the newest batch that was taken into account
     noted_ms: int = 0
     is_changed: bool = False
+    lane: BatchLane | None = None  # the way of its batches into the store, once one has gone it
 
 
 class ProducerStates:
@@ -194,6 +195,10 @@ class ProducerStates:
             partition = self._partitions[key] = Partition()
         return partition
 
+    def known(self, topic: str, queue_id: int) -> Partition | None:
+        """The same where something is known; None also after a failed write."""
+        return None if self._lost else self._partitions.get((topic, queue_id))
+
     def stable_offsets(self, topic: str, queue_id: int) -> StableOffsets:
         """Which transactions of a partition are open, and which were rolled back."""
         return self.partition(topic, queue_id).stable
@@ -252,11 +257,14 @@ class ProducerStates:
         What is known of its producer holds at once, for the batches that follow in this turn.
         """
         store, max_ms = self._core.store, head.max_ms
+        store.require_writable()
+        lane = partition.lane
+        if lane is None or not lane.takes(born_host):
+            lane = partition.lane = BatchLane(store, place, len(born_host))
         view = data if isinstance(data, memoryview) else memoryview(data)
-        batch = _new_tuple(
-            WholeBatch,
-            (
-                *place,
+        placed = _new_tuple(
+            Placed,
+            lane.place(
                 kafka_batches.patched(head.length, LEADER_EPOCH),
                 view[kafka_batches.PATCHED_BYTES :],
                 head.last_delta + 1,
@@ -264,9 +272,9 @@ class ProducerStates:
                 max_ms if max_ms > 0 else 0,
                 born_host,
                 keys_of(head, data) if store.config.kafka_key_index else b"",
+                told,
             ),
         )
-        placed = stage_whole(store, batch, told)
         _note(partition, head, placed.queue_offset, placed.store_ms, data)
         return placed
 
@@ -302,6 +310,39 @@ def _note(partition: Partition, head: BatchHead, offset: int, store_ms: int, dat
         if attributes & kafka_batches.TRANSACTIONAL:
             partition.stable.data(producer_id, offset)
     partition.producers[producer_id] = _new_tuple(Producer, (epoch, store_ms, batches))
+
+
+def is_next(partition: Partition, producer_id: int, epoch: int, first: int) -> bool:
+    """Whether a sequence number follows the last of its producer, which has no transaction open."""
+    producer = partition.producers.get(producer_id)
+    if producer is None:
+        return False
+    known_epoch, _, batches = producer
+    return (
+        known_epoch == epoch
+        and len(batches) > 0
+        and (batches[-1][1] + 1) & _SEQUENCE_MASK == first
+        and not partition.stable.is_open(producer_id)
+    )
+
+
+def note_next(
+    partition: Partition,
+    producer_id: int,
+    epoch: int,
+    first: int,
+    count: int,
+    offset: int,
+    store_ms: int,
+) -> None:
+    """Take a batch into account that `is_next`, or is of no producer, and of no transaction."""
+    partition.end = offset + count
+    partition.is_changed = True
+    if producer_id >= 0:
+        producers = partition.producers
+        sent = (first, (first + count - 1) & _SEQUENCE_MASK, offset)
+        batches = (*producers[producer_id][2][1 - KEPT_BATCHES :], sent)
+        producers[producer_id] = _new_tuple(Producer, (epoch, store_ms, batches))
 
 
 def _marker_commits(data: Buffer) -> bool:

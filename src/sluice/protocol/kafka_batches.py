@@ -73,7 +73,13 @@ _LONG_RUN_RECORDS: Final = 512
 _RUN_MIN: Final = 4  # fewer are looked at one by one
 _new_tuple = tuple.__new__  # half the time of a named tuple's own
 
+# Forms of batches whose records are equally long: the first two bytes of a record, how many there
+# are, the size of all; with what finds their lengths, and the lengths.
+_alike: dict[tuple[int, int, int, int], tuple[Struct, tuple[int, ...]]] = {}
+_FORMS_MAX: Final = 256
+
 Header = tuple[str, bytes | None]
+Fields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]  # of a `BatchHead`
 
 
 class BadBatch(ValueError):
@@ -156,25 +162,62 @@ def read_new(data: memoryview) -> BatchHead:
 
     The usual one is known at a glance. Of any other, the long way finds out what is wrong with it.
     """
-    size = len(data)
-    if size >= HEAD_BYTES:
-        fields = HEAD.unpack_from(data)
-        base, length, _, magic, crc, attributes, last_delta, _, _, *producer, count = fields
-        producer_id, epoch, sequence = producer
-        if (
-            length == size - _LENGTH_END
-            and magic == MAGIC
-            and base == 0
-            and last_delta + 1 == count > 0
-            and not attributes & CONTROL
-            and attributes & CODEC_MASK <= CODEC_ZSTD
-            and (producer_id < 0 or (sequence >= 0 and epoch >= 0))
-            and crc32c(data[_CRC_START:]) == crc
-        ):
-            return _new_tuple(BatchHead, fields)
+    fields = usual_head(data)
+    if fields is not None:
+        return _new_tuple(BatchHead, fields)
     head = read_sent(data)
     check_sent(head, data)
     return head
+
+
+def usual_head(data: memoryview) -> Fields | None:
+    """The fields of a `BatchHead`, where the batch is in order; None where it is to be asked why
+    it is not. A plain tuple, because there is one per batch.
+    """
+    size = len(data)
+    if size < HEAD_BYTES:
+        return None
+    fields = HEAD.unpack_from(data)
+    base, length, _, magic, crc, attributes, last_delta, _, _, producer, epoch, first, count = (
+        fields
+    )
+    if (
+        length == size - _LENGTH_END
+        and magic == MAGIC
+        and base == 0
+        and last_delta + 1 == count > 0
+        and not attributes & CONTROL
+        and attributes & CODEC_MASK <= CODEC_ZSTD
+        and (producer < 0 or (first >= 0 and epoch >= 0))
+        and crc32c(data[_CRC_START:]) == crc
+    ):
+        return fields
+    return None
+
+
+def has_alike(data: memoryview, attributes: int, count: int) -> bool:
+    """Whether a batch holds so many records of one length, uncompressed, and nothing else. Where it
+    does `check_records` need not be asked.
+    """
+    size = len(data)
+    if not _RUN_MIN <= count <= _RUN_RECORDS or attributes & CODEC_MASK:
+        return False
+    if count * 7 > size - HEAD_BYTES:
+        return False
+    first, second = data[HEAD_BYTES], data[HEAD_BYTES + 1]
+    known = _alike.get((first, second, count, size))
+    if known is not None:
+        return known[0].unpack_from(data, HEAD_BYTES) == known[1]
+    if _run_end(data, HEAD_BYTES, count, size) != size:
+        return False
+    # Most batches of a producer are of one form: their lengths are looked at in one go from now on.
+    step = (size - HEAD_BYTES) // count
+    length, length_bytes, kind = (first << 8 | second, 2, "H") if first > 0x7F else (first, 1, "B")
+    if len(_alike) >= _FORMS_MAX:
+        _alike.clear()
+    lengths = Struct(">" + f"{step - length_bytes}x".join([kind] * count))
+    _alike[first, second, count, size] = lengths, (length,) * count
+    return True
 
 
 def read_head(data: Buffer) -> BatchHead | None:

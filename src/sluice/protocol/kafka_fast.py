@@ -19,6 +19,7 @@ _I16: Final = Struct(">h")
 _I32: Final = Struct(">i")
 _ACKS: Final = Struct(">hi")
 _PART_SIZE: Final = Struct(">ii")
+_PART_HEAD: Final = Struct(">iBB")  # number, and a length as most batches have it
 PRODUCE_FLEXIBLE: Final = 9
 PRODUCE_IDS: Final = 13
 FETCH_FLEXIBLE: Final = 12
@@ -97,6 +98,7 @@ def _read_produce(frame: bytes | memoryview, at: int, version: int) -> ProduceRe
     view = memoryview(frame)
     if not view.readonly:
         view = view.toreadonly()
+    byte_count = len(view)
     transactional_id, at = _text(view, at, flexible)
     acks, timeout_ms = _ACKS.unpack_from(view, at)
     topic_count, at = _count(view, at + _ACKS.size, flexible)
@@ -113,20 +115,25 @@ def _read_produce(frame: bytes | memoryview, at: int, version: int) -> ProduceRe
         parts: list[ProducePart] = []
         for _ in range(part_count):
             if flexible:
-                (index,) = _I32.unpack_from(view, at)
-                size, at = read_uvarint(view, at + 4)
-                size -= 1
+                # A batch of a producer that has much to send takes nearly 16 KiB: two bytes.
+                index, low, high = _PART_HEAD.unpack_from(view, at)
+                if low > 0x7F and high <= 0x7F:
+                    size = (low & 0x7F | high << 7) - 1
+                    at += 6
+                else:
+                    size, at = read_uvarint(view, at + 4)
+                    size -= 1
             else:
                 index, size = _PART_SIZE.unpack_from(view, at)
                 at += 8
             if size < 0:
                 parts.append(ProducePart(index, None))
             else:
-                records = view[at : at + size]
-                at += size
-                if len(records) != size:
+                end = at + size
+                if end > byte_count:
                     raise BadRequest(f"records of {size} bytes that are not all there")
-                parts.append(_new_tuple(ProducePart, (index, records)))
+                parts.append(_new_tuple(ProducePart, (index, view[at:end])))
+                at = end
             if flexible:
                 at = skip_tags(view, at) if view[at] else at + 1
         if flexible:
@@ -170,6 +177,7 @@ _OFFSETS: Final = Struct(">ihqqq")  # index, code, base offset, append time, sta
 _OFFSETS_4: Final = Struct(">ihqq")  # of versions that tell no start offset
 _NO_REASON: Final = b"\x01\x00\x00"  # no errors of single records, no text, no tags
 _NO_REASON_8: Final = b"\x00\x00\x00\x00\xff\xff"
+_STORED: Final = Struct(f">ihqqq{len(_NO_REASON)}s")  # the usual result of a flexible version
 
 
 def write_produced(
@@ -186,13 +194,16 @@ def write_produced(
             _put_topic(out, topic, flexible)
         _put_count(out, len(parts), flexible)
         for partition, code, base, append_ms, start, reason in parts:
+            if flexible and reason is None:
+                out.append(_STORED.pack(partition, code, base, append_ms, start, _NO_REASON))
+                continue
             if version >= 5:
                 out.append(_OFFSETS.pack(partition, code, base, append_ms, start))
             else:
                 out.append(_OFFSETS_4.pack(partition, code, base, append_ms))
             if version >= 8:
                 if reason is None:
-                    out.append(_NO_REASON if flexible else _NO_REASON_8)
+                    out.append(_NO_REASON_8)
                 else:
                     _put_reason(out, reason, flexible)
         if flexible:

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from isal.isal_zlib import crc32
+from isal.isal_zlib import crc32, crc32_combine
 
 from sluice.errors import MessageIllegal
 from sluice.model import Buffer, Placed
 from sluice.protocol import kafka_entries, records
 from sluice.storage.flush import Confirmed
-from sluice.storage.queue_index import BatchQueueIndex
+from sluice.storage.queue_index import BATCH_UNIT, COUNT_I16_MAX, BatchQueueIndex
 
 if TYPE_CHECKING:
     from sluice.storage.store import Store
@@ -45,39 +45,102 @@ class WholeBatch(NamedTuple):
     keys: bytes = b""  # of its records, with blanks between them, for the key index
 
 
+class BatchLane:
+    """Where batches of one partition go: what is the same for all of them is known already."""
+
+    __slots__ = (
+        *("_encoder", "_fixed_bytes", "_host_bytes", "_magic", "_pack", "_queue_id", "_store"),
+        *("_sys_flag", "_topic_field", "key", "queue"),
+    )
+
+    def __init__(self, store: Store, key: tuple[str, int], host_bytes: int) -> None:
+        """`host_bytes`: of the addresses of those who send, as entries have them."""
+        queue = store.queues.get(key) or store.queue(*key)
+        if queue.kind != BatchQueueIndex.kind:
+            raise MessageIllegal(f"topic {key[0]} takes single messages only")
+        self.key = key
+        self.queue = queue
+        self._store = store
+        self._queue_id = key[1]
+        self._host_bytes = host_bytes
+        self._encoder = encoder = store.encoder
+        shape, self._magic, self._topic_field, self._sys_flag = encoder.shape(
+            queue.topic_bytes, kafka_entries.KAFKA_FLAGS, bytes(host_bytes)
+        )
+        self._pack = shape.pack
+        self._fixed_bytes = shape.size + encoder.crc_bytes
+
+    def takes(self, born_host: bytes) -> bool:
+        """Whether it still leads to the queue of its name, and is for senders of this kind."""
+        store = self._store
+        return (
+            store.queues.get(self.key) is self.queue
+            and store.encoder is self._encoder
+            and len(born_host) == self._host_bytes
+        )
+
+    def place(
+        self,
+        front: bytes,
+        rest: Buffer,
+        count: int,
+        code: int,
+        born_ms: int,
+        born_host: bytes,
+        keys: bytes = b"",
+        done: Confirmed | None = None,
+    ) -> tuple[int, int, int, int]:
+        """Give a batch its place: position, size, offset, time. Its parts are a `WholeBatch`'s."""
+        store, encoder, queue = self._store, self._encoder, self.queue
+        store.require_writable()
+        log, offset, crc_bytes = store.log, queue.next_offset, encoder.crc_bytes
+        properties = kafka_entries.properties_of(count, offset, code)
+        tail = self._topic_field + (len(properties) + crc_bytes).to_bytes(2, "big") + properties
+        body_bytes = 8 + len(front) + len(rest)
+        size = self._fixed_bytes + body_bytes + len(tail)
+        if size > encoder.entry_bytes_max:
+            raise MessageIllegal(f"a batch of {size} bytes does not fit into a log file")
+        store_ms = store.turn_ms()
+        position = log.position_for(size)
+        front = _OFFSET.pack(offset) + front
+        body_crc = crc32(rest, crc32(front))
+        head = self._pack(
+            size,
+            self._magic,
+            body_crc & _MASK_31,
+            self._queue_id,
+            0,
+            offset,
+            position,
+            self._sys_flag,
+            born_ms,
+            born_host,
+            store_ms,
+            encoder.store_host,
+            0,
+            0,
+            body_bytes,
+        )
+        if crc_bytes:
+            # The checksum of the whole follows from those of its parts: no byte is summed up twice.
+            tail += records.crc_property(
+                crc32(tail, crc32_combine(crc32(head), body_crc, body_bytes))
+            )
+        log.stage_parts((head + front, rest, tail), size)
+        narrow, wide = (count, 0) if count <= COUNT_I16_MAX else (COUNT_I16_MAX, count)
+        unit = BATCH_UNIT.pack(position, size, code, store_ms, offset, narrow, -1, wide)
+        queue.next_offset = offset + count
+        found = ((queue.topic_bytes, (b"", keys, b""), position, store_ms),) if keys else ()
+        store.staged.append((queue, unit, count, found, position + size, done, False))
+        return position, size, offset, store_ms
+
+
 def stage_whole(store: Store, batch: WholeBatch, done: Confirmed | None = None) -> Placed:
     """Give a batch its place. `done` is called exactly once: None = confirmed, or the error."""
     store.require_writable()
-    topic_name, queue_id, front, rest, count, code, born_ms, born_host, keys = batch
-    queue = store.queues.get((topic_name, queue_id)) or store.queue(topic_name, queue_id)
-    if queue.kind != BatchQueueIndex.kind:
-        raise MessageIllegal(f"topic {topic_name} takes single messages only")
-    topic, encoder, log = queue.topic_bytes, store.encoder, store.log
-    shape, magic, topic_field, sys_flag = encoder.shape(topic, kafka_entries.KAFKA_FLAGS, born_host)
-    offset = queue.next_offset
-    properties = kafka_entries.properties_of(count, offset, code)
-    crc_bytes = encoder.crc_bytes
-    body_bytes = 8 + len(front) + len(rest)
-    tail = topic_field + (len(properties) + crc_bytes).to_bytes(2, "big") + properties
-    size = shape.size + body_bytes + len(tail) + crc_bytes
-    if size > encoder.entry_bytes_max:
-        raise MessageIllegal(f"a batch of {size} bytes does not fit into a log file")
-    store_ms = store.turn_ms()
-    position = log.position_for(size)
-    front = _OFFSET.pack(offset) + front
-    head = shape.pack(
-        *(size, magic, crc32(rest, crc32(front)) & _MASK_31, queue_id, 0, offset, position),
-        *(sys_flag, born_ms, born_host, store_ms, encoder.store_host, 0, 0, body_bytes),
-    )
-    head += front
-    if crc_bytes:
-        tail += records.crc_property(crc32(tail, crc32(rest, crc32(head))))
-    log.stage_parts((head, rest, tail), size)
-    unit = queue.pack(position, size, code, store_ms, offset, count)
-    queue.next_offset = offset + count
-    found = ((topic, (b"", keys, b""), position, store_ms),) if keys else ()
-    store.staged.append((queue, unit, count, found, position + size, done, False))
-    return _new_tuple(Placed, (position, size, offset, store_ms))
+    topic, queue_id, front, rest, count, code, born_ms, born_host, keys = batch
+    lane = BatchLane(store, (topic, queue_id), len(born_host))
+    return _new_tuple(Placed, lane.place(front, rest, count, code, born_ms, born_host, keys, done))
 
 
 class StoredHead(NamedTuple):

@@ -1,0 +1,278 @@
+"""This module tests how a fetch finds its batches quickly: it finds what the general way finds, and
+leaves to it whatever is not plain.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from sluice.broker.kafka_partitions import KafkaTopic
+from sluice.broker.kafka_reading import Read, read_batches
+from sluice.broker.kafka_slices import SliceReader, Slices
+from sluice.errors import RecordDamaged
+from sluice.model import Message
+from sluice.storage.memory_files import MemoryFiles
+from sluice.storage.queue_index import QueueIndex
+from sluice.storage.store import ColdRead
+from tests.unit.broker.kafka_door_kit import batch, fetched, kafka_rig
+from tests.unit.broker.kafka_kit import HOST, KafkaBroker
+from tests.unit.loops import run_once, until
+
+FAR = 1 << 60
+MANY = 1 << 30
+
+
+class Shelf(KafkaBroker):
+    """A broker whose topic has batches of many sizes in two partitions, between each other."""
+
+    def __init__(self, count: int = 150, **changes: Any) -> None:
+        super().__init__(**changes)
+        chance = random.Random(7)
+        for _ in range(count):
+            values = [bytes(chance.randrange(1, 900)) for _ in range(chance.randrange(1, 6))]
+            self.produce(-1, -1, -1, *values, partition=chance.randrange(2))
+
+    @property
+    def found(self) -> KafkaTopic:
+        return self.topic()
+
+    def queue(self, partition: int = 0) -> QueueIndex:
+        return self.core.store.queues[(self.found.stored, partition)]
+
+    def high(self, partition: int = 0) -> int:
+        return self.core.store.max_offset(self.found.stored, partition)
+
+    def quick(
+        self, reader: SliceReader, offset: int, stop: int = FAR, bytes_max: int = MANY
+    ) -> Slices | None:
+        return reader.read(self.queue(), offset, stop, bytes_max, set())
+
+    def general(self, partition: int, offset: int, stop: int, bytes_max: int) -> Read:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(SliceReader, "read", lambda *_: None)
+            return read_batches(self.core, self.found, partition, offset, stop, bytes_max)
+
+    def log_path(self) -> str:
+        return self.core.store.log.path_of(0)[0]
+
+    def place(self, offset: int) -> int:
+        """Where in the log the entry of an offset begins."""
+        queue, files = self.queue(), self.core.store.queue_files
+        at = queue.seek(offset, files, wait=True)
+        return queue.iterate(queue.units(at, at + 1, files, wait=True), at)[0][0]
+
+
+def joined(slices: Any) -> bytes:
+    return b"".join(slices)
+
+
+def test_a_walk_finds_what_the_general_way_finds() -> None:
+    shelf, chance = Shelf(), random.Random(11)
+    reader = SliceReader(shelf.core.store)
+    for _ in range(300):
+        partition = chance.randrange(2)
+        offset = chance.randrange(shelf.high(partition))
+        stop = chance.choice((FAR, chance.randrange(offset + 1, shelf.high(partition) + 2)))
+        bytes_max = chance.choice((1, 2_000, 9_000, MANY))
+        found = reader.read(shelf.queue(partition), offset, stop, bytes_max, set())
+        expected = shelf.general(partition, offset, stop, bytes_max)
+        assert found is not None
+        assert joined(found.slices) == joined(expected.slices)
+        assert found.byte_count == expected.byte_count == len(joined(found.slices))
+        if found.slices:
+            assert found.next_offset == expected.next_offset
+
+
+def test_a_reader_goes_on_where_it_ended_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf()
+    reader, offset, pieces = SliceReader(shelf.core.store), 0, []
+    whole = shelf.quick(reader, 0)
+    assert whole is not None
+    searches: list[int] = []
+    seek = type(shelf.queue()).seek
+
+    def counted(self: QueueIndex, offset: int, *words: Any, **named: Any) -> int:
+        searches.append(offset)
+        return seek(self, offset, *words, **named)
+
+    monkeypatch.setattr(type(shelf.queue()), "seek", counted)
+    while offset < shelf.high():
+        part = shelf.quick(reader, offset, bytes_max=5_000)
+        assert part is not None
+        assert part.slices
+        pieces += part.slices
+        offset = part.next_offset
+    assert joined(pieces) == joined(whole.slices)
+    assert searches == [0]
+
+
+def test_a_place_that_is_remembered_wrongly_is_searched_for() -> None:
+    shelf = Shelf()
+    reader = SliceReader(shelf.core.store)
+    first = shelf.quick(reader, 0, bytes_max=5_000)
+    assert first is not None
+    right = shelf.quick(reader, first.next_offset, bytes_max=5_000)
+    assert right is not None
+    queue = shelf.queue()
+    for wrong in (0, reader._places[(queue, first.next_offset)] + 1, queue.count, queue.count + 9):
+        reader._places[(queue, first.next_offset)] = wrong
+        found = shelf.quick(reader, first.next_offset, bytes_max=5_000)
+        assert found is not None
+        assert joined(found.slices) == joined(right.slices)
+
+
+def test_only_so_many_places_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice.broker.kafka_slices._PLACES_MAX", 3)
+    shelf = Shelf()
+    reader, offset = SliceReader(shelf.core.store), 0
+    for _ in range(9):
+        found = shelf.quick(reader, offset, bytes_max=1)
+        assert found is not None
+        offset = found.next_offset
+    assert len(reader._places) == 3
+    assert (shelf.queue(), offset) in reader._places
+
+
+def test_what_is_not_confirmed_is_not_seen() -> None:
+    shelf = Shelf(20)
+    end = shelf.core.store.confirmed
+    reader = SliceReader(shelf.core.store)
+    before = shelf.quick(reader, 0)
+    shelf.produce(-1, -1, -1, b"later")
+    after = shelf.quick(reader, 0)
+    assert before is not None
+    assert after is not None
+    assert len(after.slices) == len(before.slices) + 1
+    shelf.core.store._confirmed = end
+    found = shelf.quick(reader, 0)
+    assert found is not None
+    assert joined(found.slices) == joined(before.slices)
+
+
+def test_what_may_be_on_the_disk_is_left_to_the_general_way() -> None:
+    shelf = Shelf()
+    store = shelf.core.store
+    store.reader.hot_bytes = 0
+    store.reader._opened_at = store.log.written
+    reader = SliceReader(store)
+    whole = shelf.quick(reader, 0)
+    assert whole is not None, "all of it is in memory, and the system says so"
+    shelf.files.cold(shelf.log_path(), shelf.place(0), shelf.place(0) + 100)
+    assert shelf.quick(reader, 0) is None
+    with pytest.raises(ColdRead) as cold:
+        read_batches(shelf.core, shelf.found, 0, 0, FAR, MANY)
+    cold.value.work()
+    read = read_batches(shelf.core, shelf.found, 0, 0, FAR, MANY)
+    assert joined(read.slices) == joined(whole.slices)
+
+
+def test_the_system_is_asked_once_for_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf()
+    store = shelf.core.store
+    store.reader.hot_bytes = 0
+    store.reader._opened_at = store.log.written
+    asked: list[tuple[int, int]] = []
+    is_cached = store.log.is_cached
+
+    def counted(start: int, stop: int) -> bool:
+        asked.append((start, stop))
+        return is_cached(start, stop)
+
+    monkeypatch.setattr(store.log, "is_cached", counted)
+    reader, cached = SliceReader(store), set[int]()
+    for partition in (0, 1):
+        assert reader.read(shelf.queue(partition), 0, FAR, MANY, cached) is not None
+    assert asked == [(0, store.log.written)]
+
+
+@pytest.mark.parametrize("at", [0, 12, 20, 28, 36, 84, 88, 96, 104])
+def test_an_entry_that_is_not_as_it_must_be_is_never_served(at: int) -> None:
+    """Size, queue, offset, position, flags, body size; base offset, length and magic of a batch."""
+    shelf = Shelf(20)
+    reader = SliceReader(shelf.core.store)
+    first = shelf.quick(reader, 0, bytes_max=1)
+    assert first is not None
+    width = {20: 8, 28: 8, 88: 8, 104: 1}.get(at, 4)
+    bit = 7 if at == 36 else 0  # the flag that tells a batch; of others the lowest bit
+    shelf.files.flip(shelf.log_path(), (shelf.place(first.next_offset) + at + width - 1) * 8 + bit)
+    whole = shelf.quick(reader, 0)
+    assert whole is None
+    if at != 36:  # an entry that says to be a message is shown as one
+        with pytest.raises(RecordDamaged):
+            read_batches(shelf.core, shelf.found, 0, 0, FAR, MANY)
+
+
+def test_what_this_process_neither_wrote_nor_scanned_is_checked_whole() -> None:
+    shelf = Shelf(20)
+    assert shelf.quick(SliceReader(shelf.core.store), 0) is not None
+    shelf.core.store.reader._trusted_from = shelf.core.store.log.written
+    assert shelf.quick(SliceReader(shelf.core.store), 0) is None
+    shelf.files.flip(shelf.log_path(), (shelf.place(0) + 150) * 8)
+    with pytest.raises(RecordDamaged):
+        read_batches(shelf.core, shelf.found, 0, 0, FAR, MANY)
+
+
+def test_messages_between_batches_are_shown_by_the_general_way() -> None:
+    shelf = Shelf(10)
+    shelf.core.append(Message(shelf.found.stored, 0, b"plain", b"", born_host=HOST))
+    shelf.settle()
+    shelf.produce(-1, -1, -1, b"behind it")
+    assert shelf.quick(SliceReader(shelf.core.store), 0) is None
+    read = read_batches(shelf.core, shelf.found, 0, 0, FAR, MANY)
+    assert read.next_offset == shelf.high()
+    assert b"plain" in joined(read.slices)
+
+
+def test_slices_stay_when_their_file_is_deleted() -> None:
+    shelf = Shelf()
+    found = shelf.quick(SliceReader(shelf.core.store), 0)
+    assert found is not None
+    before = joined(found.slices)
+    path = shelf.log_path()
+    shelf.core.store.log.segments.pop(0)
+    shelf.files.remove(path)
+    assert joined(found.slices) == before
+    assert shelf.quick(SliceReader(shelf.core.store), 0) is None
+
+
+def test_answers_that_nobody_reads_stay_whole_and_in_order_when_their_file_goes() -> None:
+    """A connection has slices of the log that are not sent yet; the file behind them is deleted."""
+    files = MemoryFiles()
+
+    async def work() -> None:
+        async with kafka_rig(files) as rig:
+            client, other = await rig.connect(), await rig.connect()
+            await client.create("t", 2)
+            for number in range(12):
+                data = batch(bytes([number]) * 200_000)
+                assert not (await client.produce("t", data, partition=number % 2)).error_code
+            limits: dict[str, Any] = {"max_bytes": 16 << 20, "part_bytes": 16 << 20}
+            expected = {
+                part: (await other.ask(1, 12, fetched({"t": {part: 0}}, **limits)))
+                for part in (0, 1)
+            }
+            asked = [
+                (client.send(1, 12, fetched({"t": {part: 0}}, **limits)), part)
+                for part in (0, 1) * 4
+            ]
+            listener = rig.broker._kafka_listener
+            assert listener is not None
+            served = 1 + 12 + len(asked)
+            await until(
+                lambda: any(
+                    each.received_count == served and each.unsent_bytes
+                    for each in listener.connections
+                )
+            )
+            log = rig.broker.core.store.log
+            gone = log.detach_before(log.written)
+            assert gone, "a batch is longer than a fifth of a file"
+            for path in gone:
+                files.remove(path)
+            for number, part in asked:
+                assert await client.receive(1, 12) == (number, expected[part])
+
+    run_once(work())
