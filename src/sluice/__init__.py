@@ -50,17 +50,19 @@ What exists today, and where (arrows of import point down only; tests/tidy/test_
       metrics.py       what is measured
     link.py          requests and answers over one connection
     net.py           frames over TCP: limits, time-outs; tls.py certificates and whom to trust
-    log_share.py     how many log lines one peer is worth
+    log_share.py     how many log lines one peer is worth; heap.py keeps memory for the next request
     metrics_http.py  /metrics and /healthz; process_metrics.py what the system says of a process
     storage/         one machine's durable log and its indexes
       store.py         the facade for an event loop; blocking.py the same for threads
       opening.py       opens a store; recovery.py finds the true end after a crash
       commit_log.py    the log: entries in, positions out; runs.py stages a batch
+      slow_pages.py    memory for what is written next, where it is slow to get
       flush.py         group commit: who waits, when it is durable
       queue_index.py   (topic, queue, offset) -> position; reads.py answers reads
       key_index.py     key -> positions; indexing.py keeps it at the log's heels
       memory_topics.py topics whose messages are never written
       origins.py       entries made from others; copies.py makes them
+      staging.py       what is staged and not published yet
       state.py         settings and committed offsets: entries of the log
       topic_removal.py deletes topics; closing.py closes the store
       housekeeping.py  from time to time: checkpoint.py, retention.py, snapshot.py

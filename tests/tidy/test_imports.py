@@ -37,7 +37,7 @@ STORAGE_TIERS = (
     ("system_calls",),
     ("files",),
     ("admission", "background", "crash_model", "key_index_file", "retention", "snapshot"),
-    ("key_batches",),
+    ("key_batches", "slow_pages"),
     ("commit_log", "key_index", "memory_files", "queue_index", "segment", "state"),
     (
         "checkpoint",
@@ -53,7 +53,7 @@ STORAGE_TIERS = (
     ("key_queries", "reads"),
     (
         *("closing", "housekeeping", "inspection", "memory_topics", "offset_commits", "recovery"),
-        *("bulk_reads", "topic_removal"),
+        *("bulk_reads", "staging", "topic_removal"),
     ),
     ("copies", "lanes", "runs", "whole_batches"),
     ("copy_tables", "images"),
@@ -68,7 +68,7 @@ STORAGE_PUBLIC = {
     for name in (
         *("background", "runs", "store", "opening", "blocking", "files", "memory_files", "inspect"),
         *("bulk_reads", "copies", "copy_tables", "lanes", "origins", "state", "whole_batches"),
-        *("compacted", "images", "queue_index"),
+        *("compacted", "images", "queue_index", "staging"),
     )
 }
 
@@ -83,6 +83,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "telemetry": ("errors",),
     "metrics_http": ("telemetry", "errors"),
     "process_metrics": ("telemetry", "_version"),
+    "heap": (),
     "log_share": (),
     "net": ("log_share", "protocol.framing", *BASE),
     "link": ("net", "protocol", *BASE),
@@ -186,9 +187,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.transactions": ("storage.state", *BUSINESS),
     "broker.transaction_api": TRANSLATOR,
     "broker.dead_letters": BUSINESS,
+    "broker.staged_entries": ("protocol.record_images", "storage.staging", *BUSINESS),
     "broker.staged_writes": (
         *("protocol.lifetimes", "protocol.message_batches", "protocol.record_images"),
-        *("protocol.record_runs", "storage.images", "storage.lanes", "storage.state", *BUSINESS),
+        *("protocol.record_runs", "storage.images", "storage.lanes", "storage.staging"),
+        *("storage.state", *BUSINESS),
     ),
     "broker.staged_api": TRANSLATOR,
     # translators: of the net they see the connection that a request came over, of the store its
@@ -216,7 +219,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.kafka_log_api": (*TRANSLATOR, "storage.bulk_reads"),
     "broker.kafka_metadata": TRANSLATOR,
     "broker.kafka_produce": (*TRANSLATOR, "storage.lanes"),
+    "broker.quick_produce": TRANSLATOR,
     "broker.kafka_reading": TRANSLATOR,
+    "broker.kafka_slices": ("protocol", "storage.queue_index", *SERVICE),
     "broker.kafka_topics": TRANSLATOR,
     "broker.kafka_delays": ("broker", "protocol", *SERVICE),
     "broker.kafka_unfolding": ("broker", "protocol", *SERVICE),
@@ -316,7 +321,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "replay": ("client", "protocol", "replay", "spark", *BASE),
     "demo": ("storage.blocking", "protocol.records", *BASE),
     "serve": (
-        *("broker.server", "nameserver", "metrics_http", "process_metrics"),
+        *("broker.server", "heap", "nameserver", "metrics_http", "process_metrics"),
         *("link", "net", "tls"),
         *BASE,
     ),

@@ -9,7 +9,7 @@ are safe. Whatever is unusual is left to the plain way (`send_api.py`), which do
 
 from __future__ import annotations
 
-from struct import pack
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
@@ -28,19 +28,21 @@ from sluice.config import BrokerConfig
 from sluice.errors import SluiceError
 from sluice.net import Connection
 from sluice.protocol import records, remoting
-from sluice.protocol.batch_presses import Presses
+from sluice.protocol.batch_presses import Presses, together_max
 from sluice.protocol.framing import Frame
 from sluice.protocol.remoting import BINARY
 from sluice.protocol.remoting_fast import (
     QUICK_BYTES_MIN,
     SendHead,
+    batch_ids,
+    quick_batch_answer,
     quick_send,
     quick_send_answer,
     send_answer,
     with_field,
 )
 from sluice.storage.copies import Copied
-from sluice.storage.lanes import Lane, PlacedBatch, tell
+from sluice.storage.lanes import Arrived, Lane, PlacedBatch, tell
 
 if TYPE_CHECKING:
     from sluice.broker.remoting_api import RemotingApi
@@ -58,6 +60,10 @@ _SEND: Final = b"\x016"  # 310, as a binary header begins
 _BATCH: Final = b"\x01@"  # 320
 _END: Final = b"\x00%"  # 37
 _UNIQUE_BYTES_MAX: Final = 127  # of a key that fits into a quick answer
+
+
+# A batch that may be placed together with the next one; its frame and opaque.
+_Unplaced = tuple[Arrived, bytes, int]
 
 
 class _WaitingBatch(NamedTuple):
@@ -80,6 +86,7 @@ class QuickSends:
         self._lanes: dict[SendHead, tuple[Lane, TopicSettings, BrokerConfig]] = {}
         self._group: list[_Waiting] = []
         self._batches: list[_WaitingBatch] = []
+        self._unplaced: list[_Unplaced] = []  # batches of one size to one topic
         self._delays = QuickDelays(core, sending)
         self._halves = QuickHalves(core, sending)
         self._delayed: list[_WaitingElsewhere] = []
@@ -91,10 +98,12 @@ class QuickSends:
         Its answer waits for `end_group`.
         """
         code = frame[4:6]
+        if code == _BATCH:
+            return self._serve_batch(connection, frame)
+        if self._unplaced:
+            self._place_batches(connection)
         if code != _SEND:
-            if code == _END:
-                return self._commits.serve(frame)
-            return code == _BATCH and self._serve_batch(connection, frame)
+            return code == _END and self._commits.serve(frame)
         if len(frame) < QUICK_BYTES_MIN or type(frame) is not bytes:
             return False
         request = quick_send(frame)
@@ -137,30 +146,71 @@ class QuickSends:
         return (TIMER_TOPIC if placed[1] else SCHEDULE_TOPIC, *placed)
 
     def _serve_batch(self, connection: Connection, frame: Frame) -> bool:
+        """Batches that come one after the other may be placed together: they wait for that."""
         if len(frame) < QUICK_BYTES_MIN or type(frame) is not bytes:
+            self._place_batches(connection)
             return False
         request = quick_send(frame)
-        if request is None:
+        if request is None or request[1].sys_flag & records.SYS_TX_MASK:
+            self._place_batches(connection)
             return False
         opaque, head, born_ms, _, _, body_at = request
-        if head.sys_flag & records.SYS_TX_MASK:
-            return False
-        core = self._core
+        if head not in self._lanes:
+            self._place_batches(connection)  # its topic may be made now, which is stored too
+        core, unplaced = self._core, self._unplaced
         host = host_of(connection)
+        data = memoryview(frame)[body_at:]
         try:
             lane = self._lane(head, host)
             if lane is None:
+                self._place_batches(connection)
                 return False
-            if core.store.log.end > core.admission.free_end:
-                core.admission.admit(host, len(frame) - body_at)
-            placed = lane.place_batch(memoryview(frame)[body_at:], born_ms, host, is_special)
+            if core.store.log.end + len(unplaced) * len(data) > core.admission.free_end:
+                self._place_batches(connection)
+                core.admission.admit(host, len(data))
         except Exception as error:
             self._api.failed(connection, remoting.decode(frame), error)
             return True
-        if placed is None:
-            return False
-        self._batches.append(_WaitingBatch(frame, opaque, lane, placed))
+        if unplaced:
+            first = unplaced[0][0]
+            if len(data) != len(first[1]) or not lane.goes_with(first[0]):
+                self._place_batches(connection)
+        self._unplaced.append(((lane, data, born_ms, host), frame, opaque))
+        if len(self._unplaced) >= together_max(len(data)):
+            self._place_batches(connection)
         return True
+
+    def _place_batches(self, connection: Connection) -> None:
+        """Give those their places that wait for it: together where they are alike."""
+        unplaced = self._unplaced
+        if not unplaced:
+            return
+        self._unplaced = []
+        placed: list[PlacedBatch] | None = None
+        if len(unplaced) > 1:
+            with suppress(SluiceError):  # each is told by itself
+                lane = unplaced[0][0][0]
+                placed = lane.place_alike([each[0] for each in unplaced], is_special)
+        if placed is None:
+            for each in unplaced:
+                self._place_batch(connection, *each)
+            return
+        for (arrived, frame, opaque), place in zip(unplaced, placed, strict=True):
+            self._batches.append(_WaitingBatch(frame, opaque, arrived[0], place))
+
+    def _place_batch(
+        self, connection: Connection, arrived: Arrived, frame: bytes, opaque: int
+    ) -> None:
+        lane, data, born_ms, host = arrived
+        try:
+            placed = lane.place_batch(data, born_ms, host, is_special)
+        except Exception as error:
+            self._api.failed(connection, remoting.decode(frame), error)
+            return
+        if placed is None:
+            self._api.serve(connection, remoting.decode(frame))
+        else:
+            self._batches.append(_WaitingBatch(frame, opaque, lane, placed))
 
     def _lane(self, head: SendHead, host: bytes) -> Lane | None:
         """The lane of sends with this head; None where they need a look at each."""
@@ -195,6 +245,7 @@ class QuickSends:
 
     def end_group(self, connection: Connection) -> None:
         """The frames that came together are served: their answers go out when all are safe."""
+        self._place_batches(connection)
         group, batches, delayed = self._group, self._batches, self._delayed
         if not group and not batches and not delayed:
             self._commits.end_group()
@@ -256,16 +307,13 @@ class QuickSends:
         return with_field(answer, b"recallHandle", handle.encode()) if handle else answer
 
     def _batch_answer(self, batch: _WaitingBatch) -> bytes:
-        positions, host = batch.placed.positions, self._host_text
-        ids = pack(f">{len(positions)}Q", *positions).hex(",", 8).upper()
-        return send_answer(
-            BINARY,
-            batch.opaque,
-            host + ids.replace(",", f",{host}"),
-            batch.lane.queue_id,
-            batch.placed.queue_offset,
-            batch.placed.unique.decode("utf-8", "replace"),
-        )
+        placed = batch.placed
+        place = (batch.lane.queue_id, placed.queue_offset)
+        ids = batch_ids(self._host_text, placed.packed)
+        if 0 < len(placed.unique) <= _UNIQUE_BYTES_MAX and placed.unique.isascii():
+            return quick_batch_answer(batch.opaque, ids, *place, placed.unique)
+        unique = placed.unique.decode("utf-8", "replace")
+        return send_answer(BINARY, batch.opaque, ids, *place, unique)
 
     def _arrived(self, lane: Lane, code: int) -> None:
         """Messages can be read now: whoever waits for such is asked again."""

@@ -104,12 +104,13 @@ class RemotingApi:
         try:
             for frame in frames:
                 if not quick(connection, frame):
-                    self._serve(connection, remoting.decode(frame))
+                    self.serve(connection, remoting.decode(frame))
         finally:
             self._quick.end_group(connection)
             self._core.served()
 
-    def _serve(self, connection: Connection, command: RemotingCommand) -> None:
+    def serve(self, connection: Connection, command: RemotingCommand) -> None:
+        """Do what a command asks for, or answer why not."""
         if command.is_answer:
             self.calls.answered(connection, command)
             return

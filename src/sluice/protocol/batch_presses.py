@@ -3,16 +3,17 @@
 Many producers send messages of one size that differ in body and unique key only, batch after
 batch. For such a form there is a `Press`: two buffers, for what comes and for what is stored, with
 all columns and all pieces to sum up found once. Pressing a batch copies it in, moves its columns
-with one call each, and copies out the entries and what stands for them in their queue. Those are
-the bytes that `record_runs.py` gives; no batch that is not of this form is taken, and a test holds
-the two together.
+with one call each, and copies out the entries and what stands for them in their queue. Batches of
+one form that came together are pressed together: a call costs as much for four as for one. Those
+are the bytes that `record_runs.py` gives; no batch that is not of this form is taken, and a test
+holds the two together.
 
 Presses belong to one thread. They keep nothing of a batch that anybody reads later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -27,6 +28,8 @@ from sluice.protocol.record_runs import BatchShape
 COUNT_MIN: Final = 8  # of fewer, each by itself is as fast
 _KEPT_MAX: Final = 16  # presses of one owner
 _KEPT_DATA_BYTES_MAX: Final = 512 * 1024  # of a batch; a press holds about twice as much
+_TOGETHER_MAX: Final = 4  # batches that are pressed together
+_TOGETHER_BYTES_MAX: Final = 256 * 1024  # of several batches
 _HEAD_BYTES: Final = 20  # of a message in a batch: size, magic, checksum, flag, size of the body
 _FRONT_BYTES: Final = 36  # of an entry: all up to and with its position
 _UNIQUE_NAME: Final = b"UNIQ_KEY\x01"
@@ -40,11 +43,15 @@ _TWO: Final = np.frombuffer(b"".join(t[:2] for t in records.DIGIT_TABLES[2]), np
 
 K = TypeVar("K", bound=Hashable)
 
+# A producer's batch, the queue that it goes to, `BatchShape.middle` and its first offset there.
+Sent = tuple[Buffer, int, bytes, int]
+
 
 class Alike(NamedTuple):
     """The messages of a batch as what they have in common, and the unique keys, joined."""
 
     entries: bytes
+    positions: bytes  # of each, eight bytes
     units: bytes  # for their queue
     uniques: bytes
     press: Press
@@ -122,41 +129,75 @@ class Press:
     """Encodes batches of one form for the queues of one topic."""
 
     def __init__(self, shape: BatchShape, form: _Form, count: int) -> None:
-        self.message_count = count
+        self.message_count = count  # of each batch
+        self.batch_bytes = form.message_bytes * count
         self.size = form.entry_bytes(shape)  # of each entry
         self.unique_bytes = form.unique_bytes  # of each key
         self.around = form.before[2:] + form.after  # the properties of all, without that key
         _, self.keys, self.tag = records.message_keys(self.around)
-        self._in = memoryview(bytearray(form.message_bytes * count))
-        rows = np.frombuffer(self._in, form.row)
+        self.tags_code = records.java_hash(self.tag) if self.tag else 0
+        self._shape, self._form = shape, form
+        room = count * together_max(self.batch_bytes)
+        self._in = memoryview(bytearray(form.message_bytes * room))
+        self._out = memoryview(bytearray(form.entry(shape)) * room)
+        assert len(self._out) == self.size * room
+        self._tables: dict[int, _Tables] = {}  # by how many batches they take
+
+    def press(self, batches: Sequence[Sent], position: int) -> Alike | None:
+        """The entries of batches of one size, at most `together_max`; None where one of them is not
+        of this form. `position` is where the first entry goes, the others follow it.
+        """
+        count = len(batches)
+        tables = self._tables.get(count)
+        if tables is None:
+            tables = _Tables(self, self._shape, self._form, self._in, self._out, count)
+            self._tables[count] = tables
+        return tables.press(batches, position)
+
+
+class _Tables:
+    """The columns of a press for so many batches at a time, in buffers that begin with them."""
+
+    def __init__(
+        self,
+        press: Press,
+        shape: BatchShape,
+        form: _Form,
+        arrived: memoryview,
+        stored: memoryview,
+        batch_count: int,
+    ) -> None:
+        self._press = press
+        count = batch_count * press.message_count
+        arrived = arrived[: press.batch_bytes * batch_count]
+        self._in = _pieces(arrived, 0, press.batch_bytes, press.batch_bytes)
+        rows = np.frombuffer(arrived, form.row)
         self._same = [(rows[name], each * count) for name, each in form.same.items()]
         self._uniques, self._bodies = rows["unique"], rows["body"]
-        self._summed_bodies = _pieces(self._in, _HEAD_BYTES, form.body_bytes, form.message_bytes)
-        self._out = bytearray(form.entry(shape)) * count
-        assert len(self._out) == self.size * count
+        self._summed_bodies = _pieces(arrived, _HEAD_BYTES, form.body_bytes, form.message_bytes)
+        self._out = stored[: press.size * count]
         table = np.frombuffer(self._out, form.entry_row(shape))
-        self._stored_crcs, self._queue_ids = table["crc"], table["queue_id"]
-        self._offsets, self._positions = table["offset"], table["position"]
-        self._middles = table["middle"]
+        # What the messages of a batch share or count by themselves: a row for each batch.
+        places = (batch_count, press.message_count)
+        self._queue_ids = table["queue_id"].reshape(places)
+        self._offsets = table["offset"].reshape(places)
+        self._middles = table["middle"].reshape(places)
+        self._numbers = np.arange(press.message_count)
+        self._stored_crcs, self._positions = table["crc"], table["position"]
         self._stored_bodies, self._stored_uniques = table["body"], table["unique"]
         self._last_digits, self._first_digits = table["last_digits"], table["first_digits"]
         self._middle_digits = table["middle_digits"]
-        summed_bytes = self.size - records.CRC_PROPERTY_BYTES
-        self._summed = _pieces(memoryview(self._out), 0, summed_bytes, self.size)
-        self._numbers = np.arange(count)
-        self._distances = self._numbers * self.size
-        self.tags_code = records.java_hash(self.tag) if self.tag else 0
+        summed_bytes = press.size - records.CRC_PROPERTY_BYTES
+        self._summed = _pieces(self._out, 0, summed_bytes, press.size)
+        self._distances = np.arange(count) * press.size
         self._units = np.zeros(count, _UNIT_ROW)
-        self._units["size"], self._units["code"] = self.size, self.tags_code
+        self._units["size"], self._units["code"] = press.size, press.tags_code
         self._unit_positions = self._units["position"]
 
-    def press(
-        self, data: Buffer, queue_id: int, middle: bytes, queue_offset: int, position: int
-    ) -> Alike | None:
-        """The entries of a batch; None where it is not of this form. `middle` is
-        `BatchShape.middle`, `position` is where its first entry goes.
-        """
-        self._in[:] = data
+    def press(self, batches: Sequence[Sent], position: int) -> Alike | None:
+        """See `Press.press`."""
+        for piece, batch in zip(self._in, batches, strict=True):
+            piece[:] = batch[0]
         uniques = self._uniques.tobytes()
         for column, expected in self._same:
             if column.tobytes() != expected:
@@ -165,9 +206,7 @@ class Press:
             return None
         self._stored_bodies[...] = self._bodies
         self._stored_uniques[...] = self._uniques
-        self._queue_ids[...] = queue_id
-        self._middles[...] = np.frombuffer(middle, self._middles.dtype)
-        self._offsets[...] = self._numbers + queue_offset
+        self._place(batches)
         self._positions[...] = self._unit_positions[...] = self._distances + position
         self._stored_crcs[...] = _sums(self._summed_bodies)
         upper, last_digits = np.divmod(_sums(self._summed), 10_000)
@@ -175,7 +214,22 @@ class Press:
         self._last_digits[...] = _FOUR[last_digits]
         self._middle_digits[...] = _FOUR[middle_digits]
         self._first_digits[...] = _TWO[first_digits]
-        return Alike(bytes(self._out), self._units.tobytes(), uniques, self)
+        positions, units = self._positions.tobytes(), self._units.tobytes()
+        return Alike(bytes(self._out), positions, units, uniques, self._press)
+
+    def _place(self, batches: Sequence[Sent]) -> None:
+        """Fill in what each batch has of its own."""
+        kind = self._middles.dtype
+        if len(batches) == 1:
+            _, queue_id, middle, offset = batches[0]
+            self._queue_ids[...] = queue_id
+            self._middles[...] = np.frombuffer(middle, kind)
+            self._offsets[...] = self._numbers + offset
+            return
+        _, queue_ids, middles, offsets = zip(*batches, strict=True)
+        self._queue_ids[...] = np.array(queue_ids)[:, None]
+        self._middles[...] = np.frombuffer(b"".join(middles), kind)[:, None]
+        self._offsets[...] = np.array(offsets)[:, None] + self._numbers
 
 
 class Presses:
@@ -186,22 +240,15 @@ class Presses:
         self._newest: dict[tuple[BatchShape, int, bytes], Press] = {}
         self._kept: dict[tuple[BatchShape, int, _Form], Press] = {}
 
-    def press(
-        self,
-        shape: BatchShape,
-        queue_id: int,
-        middle: bytes,
-        data: Buffer,
-        queue_offset: int,
-        position: int,
-    ) -> Alike | None:
-        """The entries of a batch; None where its messages are not alike. `shape` is the one of its
-        topic, whatever the queue.
+    def press(self, shape: BatchShape, batches: Sequence[Sent], position: int) -> Alike | None:
+        """The entries of batches of one size, of at most `together_max`; None where not all of
+        their messages are alike. `shape` is the one of their topic, whatever the queue.
         """
+        data = batches[0][0]
         begin = (shape, len(data), bytes(data[:_HEAD_BYTES]))
         press = self._newest.get(begin)
         if press is not None:
-            alike = press.press(data, queue_id, middle, queue_offset, position)
+            alike = press.press(batches, position)
             if alike is not None:
                 return alike
         form = _form_of(bytes(data[: int.from_bytes(data[:4], "big")]))
@@ -212,7 +259,12 @@ class Presses:
         if len(data) <= _KEPT_DATA_BYTES_MAX:
             _keep(self._newest, begin, press)
             _keep(self._kept, key, press)
-        return press.press(data, queue_id, middle, queue_offset, position)
+        return press.press(batches, position)
+
+
+def together_max(data_bytes: int) -> int:
+    """How many batches of so many bytes are pressed together at most."""
+    return max(1, min(_TOGETHER_MAX, _TOGETHER_BYTES_MAX // max(1, data_bytes)))
 
 
 def _keep(presses: dict[K, Press], key: K, press: Press) -> None:

@@ -434,6 +434,37 @@ def quick_send_answer(
     )
 
 
+_BATCH_ANSWER: Final = (
+    b"%b\0\5msgId%b%b"
+    b"\0\7queueId\0\0\0%c%b"
+    b"\0\vqueueOffset\0\0\0%c%b"
+    b"\0\rtransactionId\0\0\0%c%b" + _SEND_TAIL.encode("ascii")
+)
+_BATCH_ANSWER_BYTES: Final = len(_BATCH_ANSWER % (b"", bytes(4), b"", 0, b"", 0, b"", 0, b""))
+
+
+def batch_ids(host_hex: str, positions: bytes) -> str:
+    """The ids of a batch's messages, from the positions, eight bytes each."""
+    return host_hex + positions.hex(",", 8).upper().replace(",", "," + host_hex)
+
+
+def quick_batch_answer(
+    opaque: int, message_ids: str, queue_id: int, queue_offset: int, unique: bytes
+) -> bytes:
+    """What `send_answer` writes for a batch with a binary header, if the first unique key has 1 to
+    127 bytes of ASCII.
+    """
+    ids, queue, offset = message_ids.encode("ascii"), b"%d" % queue_id, b"%d" % queue_offset
+    size = _BATCH_ANSWER_BYTES + len(ids) + len(queue) + len(offset) + len(unique)
+    header_bytes = _HEAD_BYTES + size
+    mark = BINARY << 24 | header_bytes
+    return _BATCH_ANSWER % (
+        _HEAD.pack(4 + header_bytes, mark, 0, _PYTHON, VERSION, opaque, 1, 0, size),
+        *(len(ids).to_bytes(4, "big"), ids),
+        *(len(queue), queue, len(offset), offset, len(unique), unique),
+    )
+
+
 def with_field(answer: bytes, name: bytes, value: bytes) -> bytes:
     """An answer with a binary header and no body, with one more field."""
     more = b"%c%c%b%b%b" % (0, len(name), name, len(value).to_bytes(4, "big"), value)

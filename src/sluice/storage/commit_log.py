@@ -9,8 +9,9 @@ crosses a file: where it does not fit, the file is closed with an end-of-file ma
 opens the next file.
 
 The log knows nothing of queues, durability or visibility; it never reads a clock and never deletes
-what it was not told to delete. All methods belong to the owner's thread; only `OpenFile.sync` and
-`warm` of its files may run elsewhere.
+what it was not told to delete. Where memory for its files is slow to get, `slow_pages.py` sees to
+it beforehand. All methods belong to the owner's thread; only `OpenFile.sync` and `warm` of its
+files may run elsewhere.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sluice.model import Buffer
 from sluice.protocol import records
 from sluice.storage.background import Background
 from sluice.storage.files import Files, OpenFile
+from sluice.storage.slow_pages import LARGE_BYTES, SlowPages
 
 NAME_DIGITS: Final = 20
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -58,6 +60,7 @@ class CommitLog:
     ) -> None:
         self._files = files
         self._background = background
+        self._pages = SlowPages(background)
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.segments: dict[int, Segment] = {}  # by base, in order
@@ -217,7 +220,7 @@ class CommitLog:
             for segment, position, buffers in self._full_groups:
                 segment.file.pwritev(buffers, position - segment.base)
             if self._group:
-                active.file.pwritev(self._group, self._group_at - active.base)
+                self._write_group(active)
         except OSError as error:
             self._unwrite(error)
             if error.errno in _NO_ROOM:
@@ -232,6 +235,15 @@ class CommitLog:
         self.written = self._end
         if self._end - active.base > self.segment_bytes // 4:
             self._prepare_next()
+
+    def _write_group(self, active: Segment) -> None:
+        begin, end, pages = self._group_at, self._end, self._pages
+        if end - begin < LARGE_BYTES:
+            active.file.pwritev(self._group, begin - active.base)
+            return
+        since_ns = pages.begin()
+        active.file.pwritev(self._group, begin - active.base)
+        pages.wrote(active.base, active.file, begin, end, since_ns)
 
     def unstage(self) -> None:
         """Forget what is staged and not written."""

@@ -278,8 +278,9 @@ def _hash_units(units: npt.NDArray[Any], lengths: Ints) -> npt.NDArray[np.uint32
     powers = np.cumprod(powers, dtype=np.uint32)
     if lengths.min() == len(powers):
         # All are of one length, as unique keys mostly are: rows of one table.
-        rows = units.reshape(-1, len(powers)).astype(np.uint32)
-        return np.asarray((rows * powers[::-1]).sum(axis=1, dtype=np.uint32))
+        rows = units.reshape(-1, len(powers))
+        # Without tables in between: memory for those would cost more than the sums.
+        return np.asarray(np.einsum("ij,j->i", rows, powers[::-1], dtype=np.uint32))
     ends = np.cumsum(lengths)
     hashes = np.empty(len(lengths), np.uint32)
     low = 0

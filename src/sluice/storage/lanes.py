@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from struct import pack
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from isal.isal_zlib import crc32
@@ -17,7 +18,7 @@ from isal.isal_zlib import crc32
 from sluice.errors import SluiceError
 from sluice.model import Buffer, Message
 from sluice.protocol import records
-from sluice.protocol.batch_presses import Alike, Press, Presses
+from sluice.protocol.batch_presses import Alike, Press, Presses, Sent
 from sluice.protocol.record_runs import BatchShape, encode_batch
 from sluice.storage.flush import Confirmed
 from sluice.storage.indexing import indexed
@@ -40,6 +41,11 @@ class PlacedBatch(NamedTuple):
     queue_offset: int
     unique: bytes  # key of the first
     tags_codes: set[int]
+    packed: bytes  # the positions, eight bytes each
+
+
+# A producer's batch on its way: its lane, its bytes, when it was born and at which address.
+Arrived = tuple["Lane", Buffer, int, bytes]
 
 
 class _HasEntries(Protocol):
@@ -197,20 +203,12 @@ class Lane:
         `is_special` is asked about the properties of all; `origin` is the position of the entry
         that all are made from.
         """
+        placed = self.place_alike([(self, data, born_ms, born_host)], is_special, origin)
+        if placed is not None:
+            return placed[0]
         store, queue = self._store, self._queue
-        store.require_writable()
         store_ms = store.turn_ms()
         middle = self._batch_shape.middle(born_ms, born_host, store_ms, origin)
-        alike = self._encode(
-            lambda offset, position: self._presses.press(
-                self._any_queue, self.queue_id, middle, data, offset, position
-            )
-        )
-        if alike is not None:
-            press = alike.press
-            if press is self._plain_press or not is_special(press.around):
-                self._plain_press = press
-                return self._stage_alike(alike, store_ms)
         batch = self._encode(
             lambda offset, position: encode_batch(
                 self._batch_shape, middle, bytes(data), offset, position
@@ -231,7 +229,8 @@ class Lane:
             topic, keys = self._topic, batch.keys
             found = [(topic, key, at, store_ms) for key, at in zip(keys, positions, strict=True)]
         store.staged.append((queue, units, len(positions), found, end, None, False))
-        return PlacedBatch(positions, end - position, offset, batch.keys[0][0], {*codes})
+        packed = pack(f">{len(positions)}q", *positions)
+        return PlacedBatch(positions, end - position, offset, batch.keys[0][0], {*codes}, packed)
 
     def _encode(self, encode: Callable[[int, int], E | None]) -> E | None:
         """The entries of a batch for the place that it gets: a batch lies in one file."""
@@ -246,27 +245,98 @@ class Lane:
             assert batch is not None, "its place does not decide whether it is usual"
         return batch
 
-    def _stage_alike(self, alike: Alike, store_ms: int) -> PlacedBatch:
-        store, queue, press = self._store, self._queue, alike.press
+    def goes_with(self, other: Lane) -> bool:
+        """Whether batches of the two can be placed together: they go to one topic."""
+        return self._any_queue == other._any_queue and self._presses is other._presses
+
+    def place_alike(
+        self, batches: Sequence[Arrived], is_special: Callable[[bytes], bool], origin: int = 0
+    ) -> list[PlacedBatch] | None:
+        """The same for batches of one size whose lanes go with this one, at most `together_max` of
+        them, if all of their messages are alike: they are encoded in one go. None where they are
+        not; then nothing is placed, and each may be placed by itself.
+        """
+        store, log = self._store, self._store.log
+        store.require_writable()
+        store_ms = store.turn_ms()
+        sent = _numbered(batches, store_ms, origin)
+        alike = self._press(sent, log.end, is_special)
+        if alike is None:
+            return None
+        position, byte_count = log.end, len(alike.entries)
+        if byte_count > log.entry_bytes_max:
+            if len(sent) > 1:
+                return None  # each may still fit into a file of the log
+            store.require_room(byte_count)
+        if log.position_for(byte_count) != position:  # they begin the next file
+            alike = self._press(sent, log.end, is_special)
+            assert alike is not None, "their place does not decide whether they are alike"
+        return self._stage_alike(batches, sent, alike, store_ms)
+
+    def _press(
+        self, sent: list[Sent], position: int, is_special: Callable[[bytes], bool]
+    ) -> Alike | None:
+        press = self._plain_press
+        if press is not None and press.batch_bytes == len(sent[0][0]):
+            alike = press.press(sent, position)
+            if alike is not None:
+                return alike
+        alike = self._presses.press(self._any_queue, sent, position)
+        if alike is None or is_special(alike.press.around):
+            return None
+        self._plain_press = alike.press
+        return alike
+
+    def _stage_alike(
+        self, batches: Sequence[Arrived], sent: list[Sent], alike: Alike, store_ms: int
+    ) -> list[PlacedBatch]:
+        store, press, uniques, units = self._store, alike.press, alike.uniques, alike.units
         size, count = press.size, press.message_count
-        offset, position = queue.next_offset, store.log.end
-        end = position + size * count
-        store.log.stage(alike.entries)
-        queue.next_offset = offset + count
+        end = store.log.end
+        # They lie one after the other, whatever their queues: one run for all.
         found: tuple[KeyRun, ...] = ()
         if self._indexed:
-            parts = (alike.uniques, press.unique_bytes, press.keys, press.tag)
-            found = (KeyRun(self._topic, *parts, position, size, count, store_ms),)
-        store.staged.append((queue, alike.units, count, found, end, None, False))
-        first = alike.uniques[: press.unique_bytes]
-        positions = range(position, end, size)
-        return PlacedBatch(positions, end - position, offset, first, {press.tags_code})
+            parts = (uniques, press.unique_bytes, press.keys, press.tag)
+            found = (KeyRun(self._topic, *parts, end, size, count * len(sent), store_ms),)
+        store.log.stage(alike.entries)
+        byte_count = size * count
+        units_bytes, unique_bytes = len(units) // len(sent), press.unique_bytes
+        codes = {press.tags_code}
+        placed: list[PlacedBatch] = []
+        for number, ((lane, *_), (*_, offset)) in enumerate(zip(batches, sent, strict=True)):
+            position, end = end, end + byte_count
+            queue = lane._queue
+            queue.next_offset = offset + count
+            at = number * units_bytes
+            own_units = units[at : at + units_bytes]
+            store.staged.append((queue, own_units, count, found, end, None, False))
+            found = ()
+            positions = range(position, end, size)
+            first = uniques[(at := number * count * unique_bytes) : at + unique_bytes]
+            packed = alike.positions[(at := number * count * 8) : at + count * 8]
+            placed.append(PlacedBatch(positions, byte_count, offset, first, codes, packed))
+        return placed
 
     def _measure(self, body: bytes, properties: bytes, born_ms: int, born_host: bytes) -> None:
         self._encoder.measure(
             Message(self.topic, self.queue_id, body, properties, 0, 0, born_ms, born_host),
             self._topic,
         )
+
+
+def _numbered(batches: Sequence[Arrived], store_ms: int, origin: int) -> list[Sent]:
+    """Batches whose messages are of one size, each with its first offset: some may go to the same
+    queue.
+    """
+    sent: list[Sent] = []
+    offsets: dict[int, int] = {}
+    for lane, data, born_ms, born_host in batches:
+        queue_id = lane.queue_id
+        offset = offsets.get(queue_id, lane._queue.next_offset)
+        offsets[queue_id] = offset + len(data) // max(1, int.from_bytes(data[:4], "big"))
+        middle = lane._any_queue.middle(born_ms, born_host, store_ms, origin)
+        sent.append((data, queue_id, middle, offset))
+    return sent
 
 
 def tell(store: Store, done: Confirmed) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from struct import pack
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.protocol import batch_presses, records
-from sluice.protocol.batch_presses import Alike, Presses
+from sluice.protocol.batch_presses import Alike, Presses, Sent, together_max
 from sluice.protocol.message_batches import join_batch
 from sluice.protocol.record_runs import BatchShape, encode_batch
 from sluice.storage.queue_index import SIMPLE_UNIT
@@ -49,20 +51,32 @@ def batch(
 def press(
     presses: Presses, data: bytes, shape: BatchShape, queue_id: int = 3, offset: int = 5
 ) -> Alike | None:
-    middle = shape.middle(1234, HOST, 5678)
-    alike = presses.press(shape, queue_id, middle, data, offset, 9_000)
-    expected = encode_batch(shape._replace(queue_id=queue_id), middle, data, offset, 9_000)
-    if alike is not None:
+    return press_all(presses, [(data, queue_id, shape.middle(1234, HOST, 5678), offset)], shape)
+
+
+def press_all(presses: Presses, sent: list[Sent], shape: BatchShape) -> Alike | None:
+    """Press batches together, and compare with what becomes of each by itself."""
+    alike = presses.press(shape, sent, 9_000)
+    if alike is None:
+        return None
+    entries, uniques = b"", b""
+    positions: list[int] = []
+    for data, queue_id, middle, offset in sent:
+        own = shape._replace(queue_id=queue_id)
+        expected = encode_batch(own, middle, bytes(data), offset, 9_000 + len(entries))
         assert expected is not None
-        assert alike.entries == expected.entries
-        assert alike.press.size * alike.press.message_count == len(alike.entries)
-        first, *_ = expected.keys
-        positions = range(9_000, 9_000 + len(alike.entries), alike.press.size)
-        code = records.java_hash(alike.press.tag)
-        units = [SIMPLE_UNIT.pack(at, alike.press.size, code) for at in positions]
-        assert alike.units == b"".join(units)
-        assert (alike.press.keys, alike.press.tag) == first[1:]
-        assert alike.uniques == b"".join(key for key, _, _ in expected.keys)
+        assert len(expected.sizes) == alike.press.message_count
+        assert {keys[1:] for keys in expected.keys} == {(alike.press.keys, alike.press.tag)}
+        for size in expected.sizes:
+            positions.append(9_000 + size * len(positions))
+        entries += expected.entries
+        uniques += b"".join(key for key, _, _ in expected.keys)
+    assert alike.entries == entries
+    assert alike.positions == pack(f">{len(positions)}q", *positions)
+    code = records.java_hash(alike.press.tag)
+    units = [SIMPLE_UNIT.pack(at, alike.press.size, code) for at in positions]
+    assert alike.units == b"".join(units)
+    assert alike.uniques == uniques
     return alike
 
 
@@ -79,6 +93,57 @@ def test_batches_of_changing_forms_have_the_same_entries_both_ways(
     for (count, body_bytes, tag), seed, queue_id in sent:
         data = batch(count, body_bytes=body_bytes, tag=tag, seed=seed, flag=seed % 3)
         assert press(presses, data, shape_of(), queue_id, seed) is not None
+
+
+@given(
+    forms,
+    st.lists(
+        st.lists(
+            st.tuples(*(st.integers(0, 999), st.integers(0, 7)), st.integers(0, 1 << 40)),
+            min_size=1,
+            max_size=4,
+        ),
+        max_size=5,
+    ),
+)
+def test_batches_together_have_the_entries_of_each_by_itself(
+    form: tuple[int, int, bytes], groups: list[list[tuple[int, int, int]]]
+) -> None:
+    presses, shape = Presses(), shape_of()
+    count, body_bytes, tag = form
+    for group in groups:
+        sent: list[Sent] = [
+            (
+                batch(count, body_bytes=body_bytes, tag=tag, seed=seed),
+                *(queue_id, shape.middle(seed, HOST, 5678, queue_id), offset),
+            )
+            for seed, queue_id, offset in group
+        ]
+        assert press_all(presses, sent, shape) is not None
+
+
+@pytest.mark.parametrize("odd_one", range(3))
+def test_together_with_one_that_is_not_alike_none_is_pressed(odd_one: int) -> None:
+    presses, shape = Presses(), shape_of()
+    datas = [batch(8, seed=seed) for seed in range(3)]
+    for spoiled in (
+        datas[odd_one].replace(b"WAIT", b"FAIT"),
+        datas[odd_one].replace(b"0000000", b"000\x02000"),
+        datas[odd_one].replace(b"TagA", b"TagB"),
+        batch(8, seed=odd_one, flag=1),
+        bytes(len(datas[0])),
+    ):
+        odd = [spoiled if number == odd_one else data for number, data in enumerate(datas)]
+        assert len({len(data) for data in odd}) == 1
+        middle = shape.middle(1, HOST, 2)
+        assert press_all(presses, [(data, 1, middle, 5) for data in odd], shape) is None
+        assert press_all(presses, [(data, 1, middle, 5) for data in datas], shape) is not None
+
+
+def test_how_many_are_pressed_together() -> None:
+    assert [together_max(size) for size in (0, 1, 36_000, 100_000, 1 << 18, 1 << 25)] == [
+        *(4, 4, 4, 2, 1, 1)
+    ]
 
 
 def test_a_form_is_found_again_and_what_was_made_stays_as_it_was() -> None:

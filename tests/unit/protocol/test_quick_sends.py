@@ -1,6 +1,7 @@
 """This module holds the quick way of a send beside the plain one: same fields, same answer."""
 
 from dataclasses import astuple
+from struct import pack
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,8 @@ from sluice.protocol.remoting import BINARY, JSON, RemotingCommand, decode, enco
 from sluice.protocol.remoting_codes import RequestCode
 from sluice.protocol.remoting_fast import (
     QUICK_BYTES_MIN,
+    batch_ids,
+    quick_batch_answer,
     quick_send,
     quick_send_answer,
     read_send,
@@ -123,3 +126,21 @@ def test_the_quick_answer_says_what_the_plain_one_says(
     quick = quick_send_answer(opaque, host.encode(), position, queue_id, offset, unique.encode())
     assert decode(quick[4:]) == decode(plain[4:])
     assert int.from_bytes(quick[:4], "big") == len(quick) - 4
+
+
+@given(
+    opaque=st.integers(-(1 << 31), (1 << 31) - 1),
+    positions=st.lists(st.integers(0, (1 << 63) - 1), min_size=1, max_size=40),
+    queue_id=st.integers(0, 70000),
+    offset=st.integers(0, (1 << 63) - 1),
+    unique=st.text("0123456789ABCDEF", min_size=1, max_size=127),
+    host=st.sampled_from(["7F00000100002A9F", "00" * 20]),
+)
+def test_the_quick_answer_to_a_batch_says_what_the_plain_one_says(
+    opaque: int, positions: list[int], queue_id: int, offset: int, unique: str, host: str
+) -> None:
+    expected = ",".join(f"{host}{position:016X}" for position in positions)
+    ids = batch_ids(host, pack(f">{len(positions)}q", *positions))
+    assert ids == expected
+    plain = send_answer(BINARY, opaque, expected, queue_id, offset, unique)
+    assert quick_batch_answer(opaque, ids, queue_id, offset, unique.encode()) == plain

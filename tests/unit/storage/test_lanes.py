@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from struct import pack
 
 import pytest
 from hypothesis import given
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 from sluice.errors import DiskFull, MessageIllegal, SluiceError
 from sluice.model import Message
 from sluice.protocol import records
+from sluice.protocol.batch_presses import Presses
 from sluice.protocol.message_batches import join_batch, split_batch
 from sluice.protocol.record_runs import Run
 from sluice.storage.background import Steps
-from sluice.storage.lanes import Lane, tell
+from sluice.storage.lanes import Arrived, Lane, PlacedBatch, tell
 from sluice.storage.runs import stage_run
 from tests.unit.storage.store_kit import SEGMENT_BYTES, Disk
 
@@ -111,7 +113,8 @@ def test_a_batch_has_the_same_bytes_as_the_plain_way(batches: list[list[Part]]) 
         quickly = lane.place_batch(join_batch(part), 1234, HOST, plain_ones)
         codes = {records.java_hash(tag) for _, _, tag in keys}
         assert quickly is not None
-        assert (list(quickly[0]), *quickly[1:]) == (*placed, keys[0][0], codes)
+        packed = pack(f">{len(quickly.positions)}q", *quickly.positions)
+        assert (list(quickly[0]), *quickly[1:]) == (*placed, keys[0][0], codes, packed)
         plain.store.write_staged()
         quick.store.write_staged()
     assert len(plain.store.log.segments) > 1
@@ -123,6 +126,114 @@ def test_a_batch_has_the_same_bytes_as_the_plain_way(batches: list[list[Part]]) 
         assert paths
         for path in paths:
             assert quick.files.read(path, 1 << 20) == plain.files.read(path, 1 << 20)
+
+
+def lanes_of(disk: Disk) -> list[Lane]:
+    """Lanes to queues of one topic, that find each other's presses."""
+    presses = Presses()
+    return [Lane(disk.store, "t", queue_id, 1, presses) for queue_id in (3, 5, 4)]
+
+
+Group = list[tuple[int, bytes]]  # which lane, and a batch
+
+
+def groups() -> list[Group]:
+    """Batches that are alike within each group."""
+    made: list[Group] = []
+    for number, lanes in enumerate([[0], [0, 1], [1, 0, 2], [2, 2], [0, 1, 2, 0], [1] * 4] * 3):
+        parts = [
+            [
+                (flag, bytes([number, at, *body[2:]]), properties)
+                for flag, body, properties in alike(8 + number % 3, b"TAGS\x01T\x02", b"", 20)
+            ]
+            for at in range(len(lanes))
+        ]
+        made.append([(lane, join_batch(part)) for lane, part in zip(lanes, parts, strict=True)])
+    return made
+
+
+def place_together(lanes: list[Lane], group: Group) -> list[PlacedBatch] | None:
+    arrived: list[Arrived] = [
+        (lanes[lane], data, 1000 + number, HOST) for number, (lane, data) in enumerate(group)
+    ]
+    return lanes[group[0][0]].place_alike(arrived, plain_ones)
+
+
+def test_batches_together_have_the_same_bytes_as_each_by_itself() -> None:
+    single, together = opened(1 << 18), opened(1 << 18)
+    lanes, others = lanes_of(single), lanes_of(together)
+    assert all(one.goes_with(other) for one in lanes for other in lanes)
+    assert not lanes[0].goes_with(others[0])
+    for group in groups():
+        alone = [
+            lanes[lane].place_batch(data, 1000 + number, HOST, plain_ones)
+            for number, (lane, data) in enumerate(group)
+        ]
+        assert place_together(others, group) == alone
+        single.store.write_staged()
+        together.store.write_staged()
+    for disk in (single, together):
+        disk.close()
+    for directory in ("commitlog", "index", "consumequeue"):
+        paths = [*single.paths(f"/store/{directory}")]
+        assert paths
+        for path in paths:
+            assert together.files.read(path, 1 << 20) == single.files.read(path, 1 << 20)
+
+
+def test_batches_together_lie_in_one_file() -> None:
+    disk = opened(1 << 13)
+    lanes = lanes_of(disk)
+    first_bodies: list[bytes] = []
+    for group in groups():
+        placed = place_together(lanes, group)
+        if placed is None:
+            # All of them are longer than a file. Nothing was done by halves.
+            assert not disk.store.staged
+            for number, (lane, data) in enumerate(group):
+                placed_one = lanes[lane].place_batch(data, 1000 + number, HOST, plain_ones)
+                assert placed_one is not None
+        else:
+            files = {each.positions[at] >> 13 for each in placed for at in (0, -1)}
+            assert len(files) == 1
+        first_bodies += [data[20:22] for lane, data in group if lane == 0]
+        disk.store.write_staged()
+    assert len(disk.store.log.segments) > 3
+    disk.reopen()
+    found: list[bytes] = []
+    for body in [*disk.bodies("t", 3).values()][1:]:
+        found += [body[:2]] * (found[-1:] != [body[:2]])
+    assert found == first_bodies
+
+
+def test_together_with_special_ones_none_is_placed() -> None:
+    disk = opened(1 << 18)
+    lanes = lanes_of(disk)
+    special = join_batch(alike(8, b"SPECIAL\x011\x02"))
+    usual = join_batch(alike(8, b"SPECIES\x011\x02"))
+    end = disk.store.log.end
+    for group in ([special, special], [special, usual], [usual, special]):
+        assert place_together(lanes, [*enumerate(group)]) is None
+        assert not disk.store.staged
+        assert disk.store.log.end == end
+    assert place_together(lanes, [(0, usual), (1, usual)]) is not None
+
+
+def test_batches_together_that_cannot_be_written_are_undone() -> None:
+    disk = opened(1 << 18)
+    lanes = lanes_of(disk)
+    group = groups()[4]
+    told: list[SluiceError | None] = []
+    disk.files.capacity_bytes = 0
+    assert place_together(lanes, group) is not None
+    tell(disk.store, told.append)
+    disk.store.write_staged()
+    assert [type(error) for error in told] == [DiskFull]
+    disk.files.capacity_bytes = None
+    assert [disk.store.max_offset("t", queue_id) for queue_id in (3, 5, 4)] == [1, 0, 0]
+    placed = place_together(lanes_of(disk), group)
+    assert placed is not None
+    assert [each.queue_offset for each in placed] == [1, 0, 0, 10]
 
 
 @pytest.mark.parametrize("count", [8, 31])
