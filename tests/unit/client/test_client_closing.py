@@ -94,12 +94,14 @@ def test_a_handler_that_never_comes_back(
             concurrency=1,
             close_ms=200,
         )
-        await consumer.start()
-        assert await asyncio.to_thread(stuck.entered.wait, LIMIT_SECONDS)
         try:
+            async with asyncio.timeout(LIMIT_SECONDS):
+                await consumer.start()
+            assert await asyncio.to_thread(stuck.entered.wait, LIMIT_SECONDS)
             await closed(consumer)
-        finally:
+        finally:  # also where one of them fails: the loop would wait for it for ever
             stuck.is_over = True
+            stuck.release.set()
         assert "still with handlers" in caplog.text
         # It was not done, so the next one gets it.
         seen: asyncio.Queue[bytes] = asyncio.Queue()
