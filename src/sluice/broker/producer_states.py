@@ -257,7 +257,6 @@ class ProducerStates:
         What is known of its producer holds at once, for the batches that follow in this turn.
         """
         store, max_ms = self._core.store, head.max_ms
-        store.require_writable()
         lane = partition.lane
         if lane is None or not lane.takes(born_host):
             lane = partition.lane = BatchLane(store, place, len(born_host))

@@ -33,8 +33,6 @@ def is_kafka(sys_flag: int) -> bool:
 
 def code_of(max_ms: int, attributes: int) -> int:
     """The tags code of a batch; times beyond reason are cut, below zero there are none."""
-    if 0 <= max_ms <= _TIME_MAX:
-        return max_ms << 16 | attributes & 0xFFFF
     return min(max(max_ms, 0), _TIME_MAX) << 16 | attributes & 0xFFFF
 
 

@@ -17,7 +17,7 @@ from sluice.errors import MessageIllegal
 from sluice.model import Buffer, Placed
 from sluice.protocol import kafka_entries, records
 from sluice.storage.flush import Confirmed
-from sluice.storage.queue_index import BATCH_UNIT, COUNT_I16_MAX, BatchQueueIndex
+from sluice.storage.queue_index import BatchQueueIndex
 
 if TYPE_CHECKING:
     from sluice.storage.store import Store
@@ -55,6 +55,7 @@ class BatchLane:
 
     def __init__(self, store: Store, key: tuple[str, int], host_bytes: int) -> None:
         """`host_bytes`: of the addresses of those who send, as entries have them."""
+        store.require_writable()
         queue = store.queues.get(key) or store.queue(*key)
         if queue.kind != BatchQueueIndex.kind:
             raise MessageIllegal(f"topic {key[0]} takes single messages only")
@@ -127,8 +128,7 @@ class BatchLane:
                 crc32(tail, crc32_combine(crc32(head), body_crc, body_bytes))
             )
         log.stage_parts((head + front, rest, tail), size)
-        narrow, wide = (count, 0) if count <= COUNT_I16_MAX else (COUNT_I16_MAX, count)
-        unit = BATCH_UNIT.pack(position, size, code, store_ms, offset, narrow, -1, wide)
+        unit = queue.pack(position, size, code, store_ms, offset, count)
         queue.next_offset = offset + count
         found = ((queue.topic_bytes, (b"", keys, b""), position, store_ms),) if keys else ()
         store.staged.append((queue, unit, count, found, position + size, done, False))
@@ -137,7 +137,6 @@ class BatchLane:
 
 def stage_whole(store: Store, batch: WholeBatch, done: Confirmed | None = None) -> Placed:
     """Give a batch its place. `done` is called exactly once: None = confirmed, or the error."""
-    store.require_writable()
     topic, queue_id, front, rest, count, code, born_ms, born_host, keys = batch
     lane = BatchLane(store, (topic, queue_id), len(born_host))
     return _new_tuple(Placed, lane.place(front, rest, count, code, born_ms, born_host, keys, done))

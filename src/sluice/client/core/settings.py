@@ -86,9 +86,7 @@ class ProducerSettings(ClientSettings):
     batch_bytes: int = 60 * 1024
     batch_count: int = 1000
     waiting_max: int = 8192  # sends without an answer, to one broker
-    spin_us: int = (
-        200  # a blocking send looks so long for its answer before it sleeps; 0: not at all
-    )
+    spin_us: int = 200  # a blocking send looks so long for its answer; 0: it sleeps at once
 
     def __post_init__(self) -> None:
         ClientSettings.__post_init__(self)
