@@ -119,6 +119,8 @@ def test_where_a_new_group_starts(site: Site) -> None:
                 start_at=start_at,
                 start_timestamp=seconds,
             ) as consumer:
+                # A broker tells the nameserver of a new topic after it has answered the send.
+                await until(lambda: queue in consumer.assignment())
                 assert consumer.position(queue) == expected
                 assert len(await consumer.poll()) == 4
 
