@@ -110,6 +110,7 @@ class AdminGroups(AdminPart):
 
         core.stats.forget_group(group)
         core.groups.delete(group, deleted)
+        core.retry_notes.forget_group(group)
         core.ask_turn()
 
     def _get(self, connection: Connection, command: RemotingCommand) -> None:
@@ -324,7 +325,14 @@ class AdminGroups(AdminPart):
         wanted = fields["offset"] if queue_id >= 0 and fields["offset"] != -1 else None
 
         def ask(queue_id: int) -> Callable[[], int]:
-            return lambda: self._reset_offset(topic, queue_id, when_ms, wanted)
+            def offset() -> int:
+                found = self._reset_offset(topic, queue_id, when_ms, wanted)
+                committed = core.offsets.committed(group, topic, queue_id)
+                if fields["isForce"] or wanted is not None or committed is None:
+                    return found
+                return min(found, committed)  # nothing is skipped that the group has not read
+
+            return offset
 
         def found(offsets: list[int] | None, error: BaseException | None) -> None:
             if offsets is None:

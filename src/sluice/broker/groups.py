@@ -236,15 +236,21 @@ class Clients:
         """Groups whose members subscribe differently now."""
         return dict(self._disagreed)
 
-    def leave(self, client_id: str, producer_group: str, consumer_group: str) -> list[str]:
-        """A client says good-bye. Returns the consumer groups that changed."""
+    def leave(
+        self, client_id: str, channel: Hashable, producer_group: str, consumer_group: str
+    ) -> list[str]:
+        """A client says good-bye, for itself only. Returns the consumer groups that changed.
+
+        Broadcasting consumers of one machine have one name: each has its own channel.
+        """
         members = self.producers.get(producer_group)
         if members is not None:
-            members.pop(client_id, None)
+            if _is_of(members.get(client_id), channel):
+                del members[client_id]
             if not members:
                 del self.producers[producer_group]
         group = self.consumers.get(consumer_group)
-        if group is None or client_id not in group.members:
+        if group is None or not _is_of(group.members.get(client_id), channel):
             return []
         self._forget(group, client_id)
         return [consumer_group]
@@ -365,6 +371,10 @@ class Groups:
 
     def forbidden(self) -> dict[str, dict[str, int]]:
         return dict(self._forbidden.rows)
+
+
+def _is_of(client: Client | None, channel: Hashable) -> bool:
+    return client is not None and client.channel is channel
 
 
 def is_system_group(name: str) -> bool:

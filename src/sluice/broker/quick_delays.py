@@ -24,7 +24,7 @@ _MASK_31: Final = 0x7FFFFFFF
 _DIGITS_MAX: Final = 15
 _FACTORS: Final = {b"TIMER_DELAY_SEC": 1000, b"TIMER_DELAY_MS": 1, b"TIMER_DELIVER_MS": 0}
 # With one of these a message asks for more than to come later, or for something that is refused.
-_OTHERS: Final = (b"REAL_", b"TRAN_MSG", b"_SYS_MSG_", b"MSG_TTL_MS", b"__CRC32#")
+_OTHERS: Final = (b"REAL_", b"TRAN_MSG", b"_SYS_MSG_", b"MSG_TTL_MS", b"__CRC32#", b"POP_CK")
 _ASKED_BYTES_MAX: Final = 40
 
 

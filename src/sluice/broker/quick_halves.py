@@ -24,7 +24,7 @@ _MARK: Final = b"TRAN_MSG\x01true\x02"
 # With one of these a message asks for more, or for something that is refused.
 _OTHERS: Final = (
     *(b"DELAY", b"TIMER_", b"REAL_", b"_SYS_MSG_", b"MSG_TTL_MS", b"__", b"TRANSACTION_"),
-    *(b"TRAN_PREP", b"SLUICE"),
+    *(b"TRAN_PREP", b"SLUICE", b"POP_CK"),
 )
 
 

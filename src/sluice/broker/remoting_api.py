@@ -454,9 +454,8 @@ class RemotingApi:
 
     def _unregister(self, connection: Connection, command: RemotingCommand) -> None:
         fields = parse_fields(REQUESTS[command.code], command.ext)
-        changed = self._core.clients.leave(
-            fields["clientID"], fields["producerGroup"] or "", fields["consumerGroup"] or ""
-        )
+        groups = (fields["producerGroup"] or "", fields["consumerGroup"] or "")
+        changed = self._core.clients.leave(fields["clientID"], connection, *groups)
         self.answer(connection, command)
         for group in changed:
             self.tell_members(group)

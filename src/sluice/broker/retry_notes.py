@@ -163,11 +163,22 @@ class RetryNotes:
 
     def forget_topic(self, topic: str) -> None:
         """A topic is being deleted: one of its name has other messages at the same offsets."""
-        for key in [key for key in self._sent_back if key[1] == topic]:
+        # With a retry topic go the copies that the notes of its group speak of.
+        group = topic.removeprefix(RETRY_PREFIX) if topic.startswith(RETRY_PREFIX) else None
+        for key in [key for key in self._sent_back if key[1] == topic or key[0] == group]:
             self._drop_below(key, 1 << 62)
         for dead in [dead for dead in self._resent if f"{DEAD_PREFIX}{dead[0]}" == topic]:
             del self._resent[dead]
             self._unsaved_dead.add(dead)
+        self._save_forgotten()
+
+    def forget_group(self, group: str) -> None:
+        """A group is being deleted: one of its name reads anew, and may fail with all of it."""
+        for key in [key for key in self._sent_back if key[0] == group]:
+            self._drop_below(key, 1 << 62)
+        self._save_forgotten()
+
+    def _save_forgotten(self) -> None:
         if self._unsaved or self._unsaved_dead:
             self._save_now = True
             self._save()

@@ -12,7 +12,7 @@ from sluice.broker.core import BrokerCore
 from sluice.broker.placing import Placing
 from sluice.broker.priorities import PRIORITY_NAME, routed
 from sluice.broker.quick_sends import host_of
-from sluice.broker.sending import Sending
+from sluice.broker.sending import Sending, unticketed
 from sluice.broker.topics import RETRY_PREFIX
 from sluice.errors import ParameterInvalid, SluiceError
 from sluice.model import Message, Placed, message_id
@@ -49,7 +49,7 @@ class SendApi:
             request.topic, request.default_topic, request.default_queue_count
         )
         queue_id = sending.queue_for(settings, request.queue_id)
-        properties = request.properties.encode()
+        properties = unticketed(request.properties.encode())
         if PRIORITY_NAME in properties:
             properties, queue_id = routed(properties, queue_id, settings.write_queues)
         keys = records.message_keys(properties)

@@ -15,6 +15,7 @@ from sluice.broker.core import BrokerCore
 from sluice.broker.expiry import TTL_NAME
 from sluice.broker.half_messages import begun
 from sluice.broker.memory_queues import check_does_not_wait, is_in_memory
+from sluice.broker.priorities import without
 from sluice.broker.topics import (
     CLOSED_TOPICS,
     DEAD_PREFIX,
@@ -41,7 +42,10 @@ Keys = tuple[bytes, bytes, bytes]  # what `records.message_keys` finds
 REGION: Final = "DefaultRegion"
 _TIMER_NAMES: Final = (b"TIMER_DELIVER_MS", b"TIMER_DELAY_MS", b"TIMER_DELAY_SEC")
 # Where one of these is in a message's properties it may be stored as something else than it is.
-_SPECIAL_NAMES: Final = (b"DELAY", b"TIMER_", b"TRAN_MSG", b"_SYS_MSG_", b"MSG_TTL_MS")
+TICKET_NAME: Final = b"POP_CK"
+_SPECIAL_NAMES: Final = (
+    *(b"DELAY", b"TIMER_", b"TRAN_MSG", b"_SYS_MSG_", b"MSG_TTL_MS", TICKET_NAME),
+)
 _SPECIAL: Final = re.compile(b"|".join(_SPECIAL_NAMES))
 _SHORT_BYTES: Final = 512
 
@@ -141,6 +145,8 @@ class Sending:
         if run.sys_flag & records.SYS_TX_MASK or is_special(together):
             for _, _, properties in run.parts:
                 self._refuse_unsupported(run.sys_flag, properties)
+        if TICKET_NAME in together:
+            run.parts = [(flag, body, unticketed(text)) for flag, body, text in run.parts]
         if settings.attributes or TTL_NAME in together or EXPIRES_NAME in together:
             placed = self._stage_each(run, settings, keys, sent)
         else:
@@ -184,6 +190,13 @@ def is_special(properties: bytes) -> bool:
     if len(properties) < _SHORT_BYTES:
         return _SPECIAL.search(properties) is not None
     return any(properties.find(name) >= 0 for name in _SPECIAL_NAMES)
+
+
+def unticketed(properties: bytes) -> bytes:
+    """Properties without what acknowledges a popped message: who sends one on carries it along,
+    and clients would show the old one for the new message.
+    """
+    return without(properties, TICKET_NAME) if TICKET_NAME in properties else properties
 
 
 def check_sendable(name: str) -> None:

@@ -216,9 +216,13 @@ class Topics:
         return settings
 
     def create_inner(self, name: str, queue_count: int, perm: int = 6) -> TopicSettings:
-        """A topic that the broker itself needs (retry, dead letters); nothing where it is there."""
+        """A topic that the broker itself needs (retry, dead letters); nothing where it is there.
+
+        It has a queue in any case, also where a group wants no retries: it may want them later.
+        """
         settings = self._topics.get(name)
-        if settings is None:
+        queue_count = max(1, queue_count)
+        if settings is None or not min(settings.read_queues, settings.write_queues):
             settings = TopicSettings(name, queue_count, queue_count, perm)
             self.put([settings])
         return settings

@@ -65,7 +65,7 @@ def test_unequal_subscriptions_are_reported_until_they_are_gone(
             )
             assert "subscribe differently" in caplog.text
             fields = {"clientID": "client-2", "consumerGroup": "readers"}
-            await rig.done(Request.UNREGISTER_CLIENT, fields)
+            await rig.ask(Request.UNREGISTER_CLIENT, fields, link=other)
             table = (await rig.json(Request.GET_BROKER_RUNTIME_INFO))["table"]
             assert table["unequalSubscriptions"] == "none"
 

@@ -263,8 +263,9 @@ def test_a_group_changes_with_members_and_topics_not_with_every_heartbeat() -> N
     assert joined(clients, "two", {"t": "*"}, channel=2)[0]
     assert clients.groups_of("t") == ["g"]
     assert clients.groups_of("u") == []
-    assert clients.leave("two", "", "g") == ["g"]
-    assert clients.leave("two", "", "g") == []
+    assert clients.leave("two", 1, "", "g") == [], "another one of its name"
+    assert clients.leave("two", 2, "", "g") == ["g"]
+    assert clients.leave("two", 2, "", "g") == []
     assert clients.closed(1) == ["g"]
     assert clients.consumers == {}
 

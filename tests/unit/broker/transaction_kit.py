@@ -178,7 +178,7 @@ class Broker:
         self.core.clients.producer_said(group, client)
 
     def leave(self, client_id: str = "one", group: str = GROUP) -> None:
-        self.core.clients.leave(client_id, group, "")
+        self.core.clients.leave(client_id, client_id, group, "")
 
     # -------------------------------------------------------------------------------------- looking
 
