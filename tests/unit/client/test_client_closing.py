@@ -102,6 +102,10 @@ def test_a_handler_that_never_comes_back(
         finally:  # also where one of them fails: the loop would wait for it for ever
             stuck.is_over = True
             stuck.release.set()
+        # Once they are back their workers end too, or the end of the loop would wait for ever.
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         assert "still with handlers" in caplog.text
         # It was not done, so the next one gets it.
         seen: asyncio.Queue[bytes] = asyncio.Queue()

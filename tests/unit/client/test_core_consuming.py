@@ -132,8 +132,11 @@ def test_what_waits_is_shared_among_those_who_are_free() -> None:
     assert size.share(32, 19) == 2
     assert size.share(400, 1) == size.count
     for _ in range(60):
-        size.took(0.000_005, 1)
+        size.took(0.000_040, 1)
     assert size.share(64, 19) == 32  # too quick to be worth more workers
+    for _ in range(60):
+        size.took(0.000_005, 1)
+    assert size.share(64, 19) >= 90  # and what takes half a millisecond is not shared at all
     size.took(1.0, 1)
     assert size.share(32, 19) == 1
 

@@ -199,7 +199,7 @@ class PullConsumer(Member):
     def _settle(self) -> None:
         """What was returned is handled."""
         for process, messages in self._handed:
-            process.done(message for message in messages if not message.is_done)
+            process.done([message for message in messages if not message.is_done])
         self._handed.clear()
         self._make_room()
 

@@ -56,7 +56,7 @@ class _Worker:
         self.lane: Lane | None = None
         self.messages: list[ReceivedMessage] = []  # that the handler has now
         self.portion: Portion | None = None
-        self.since = 0.0
+        self.since = 0.0  # 0: with something that nobody has looked at yet
         self.is_hung = False
 
 
@@ -232,7 +232,7 @@ class PushConsumer(Member):
             await waiter
 
     async def _work(self, worker: _Worker) -> None:
-        while True:
+        while not _is_to_end(worker):
             lane, process, messages = await self._next()
             worker.lane = lane
             try:
@@ -245,9 +245,6 @@ class PushConsumer(Member):
             except asyncio.CancelledError:
                 if not worker.is_hung:
                     raise
-                worker.is_hung = False
-                assert worker.task is not None
-                worker.task.uncancel()
             finally:
                 worker.lane = None
                 worker.messages = []
@@ -271,9 +268,12 @@ class PushConsumer(Member):
             for message in messages:
                 if process.is_dropped:
                     break
-                worker.since = clock()
+                worker.since = 0.0  # a clock for each would cost a tenth of the whole
                 try:
-                    error = _verdict(False) if await handler(message) is False else None
+                    if await handler(message) is not False:
+                        place += 1
+                        continue
+                    error = _verdict(False)
                 except BaseException as failure:
                     if _is_own_end(failure):
                         raise
@@ -409,7 +409,7 @@ class PushConsumer(Member):
     async def _work_in_order(self, lane: Lane) -> None:
         """One message after the other; a failed one is tried again before its successors."""
         assert self._turns is not None
-        while True:
+        while not _is_to_end():
             process = lane.process
             if process.is_dropped and lane.queue not in self.lanes:
                 return
@@ -531,6 +531,7 @@ class PushConsumer(Member):
         """Find handlers that hang."""
         now = time.monotonic()
         for worker in self._workers:
+            worker.since = worker.since or now
             since = worker.portion.started if worker.portion is not None else worker.since
             busy = worker.messages or worker.portion is not None
             if busy and not worker.is_hung and (now - since) * 1000 > self.push.consume_ms:
@@ -562,6 +563,18 @@ def _guarded(call: Callable[..., object], *arguments: object) -> object:
     except Exception:
         log_lines.exception("an observer failed")
         return None
+
+
+def _is_to_end(worker: _Worker | None = None) -> bool:
+    """Whether the running task was cancelled and a handler caught that: who cancelled it waits for
+    it. A worker whose handler hung is cancelled too, and goes on.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    if worker is not None and worker.is_hung:
+        worker.is_hung = False
+        task.uncancel()
+    return task.cancelling() > 0
 
 
 def _is_own_end(failure: BaseException) -> bool:

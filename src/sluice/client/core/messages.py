@@ -310,33 +310,28 @@ class ReceivedMessage:
         *("stored_body", "stored_bytes", "sys_flag", "wire_properties"),
     )
 
-    def __init__(
-        self,
-        queue: MessageQueue,
-        queue_offset: int,
-        stored_bytes: int,
-        sys_flag: int,
-        head: bytes | tuple[Any, ...],
-        stored_body: bytes,
-        wire_properties: bytes,
-    ) -> None:
-        self.queue = queue
-        self.queue_offset = queue_offset
-        self.stored_bytes = stored_bytes
-        self.sys_flag = sys_flag
-        self._head = head  # bytes: not taken apart yet
-        self.stored_body = stored_body  # as it is stored, packed or not
-        self.wire_properties = wire_properties
-        self._body: bytes | None = None
-        self._properties: dict[str, str] | None = None
-        self.is_done = False
-        self.attempts = 0  # by this process, of an ordered message
+    # Who makes one sets all of these: a call of __init__ would cost as much as the rest of it.
+    queue: MessageQueue
+    queue_offset: int
+    stored_bytes: int
+    sys_flag: int
+    _head: bytes | tuple[Any, ...]  # bytes, or a row of `_read_alike`: not taken apart yet
+    stored_body: bytes  # as it is stored, packed or not
+    wire_properties: bytes
+    _body: bytes | None
+    _properties: dict[str, str] | None
+    is_done: bool
+    attempts: int  # by this process, of an ordered message
 
     @property
     def _fields(self) -> tuple[Any, ...]:
-        if isinstance(self._head, bytes):
-            self._head = ENTRY_HEAD.unpack(self._head)
-        return self._head
+        head = self._head
+        if not isinstance(head, bytes):
+            if len(head) != _ROW_COUNT:
+                return head
+            head = _ROW_HEAD.pack(*head[:_ROW_HEAD_COUNT])
+        fields = self._head = ENTRY_HEAD.unpack(head)
+        return fields
 
     @property
     def body(self) -> bytes:
@@ -423,6 +418,13 @@ _ENTRY_SKETCH: Final = Struct(">iII8xq8xi44xi")
 _ODD_FLAGS: Final = (
     records.SYS_BORN_V6 | records.SYS_STORE_V6 | records.SYS_NEED_UNWRAP | records.SYS_INNER_BATCH
 )
+# Messages are taken for alike where this one behind the first begins as that does.
+_ALIKE_AHEAD: Final = 8
+# The head of one of those; size and magic are one number. Behind it: the body, the topic and the
+# size of the properties, the properties.
+_ROW_HEAD: Final = Struct(">QI8sq8si44si")
+_ROW_HEAD_COUNT: Final = 8
+_ROW_COUNT: Final = _ROW_HEAD_COUNT + 3
 
 
 def read_pulled(data: Buffer, queue: MessageQueue) -> list[ReceivedMessage]:
@@ -430,56 +432,145 @@ def read_pulled(data: Buffer, queue: MessageQueue) -> list[ReceivedMessage]:
 
     Raises ProtocolError where the bytes are no messages: nothing after them can be trusted.
     """
-    if not isinstance(data, bytes):
-        data = bytes(data)  # cutting it up is quicker than with a view
-    unpack = _ENTRY_SKETCH.unpack_from
     messages: list[ReceivedMessage] = []
-    add = messages.append
     at, end = 0, len(data)
     try:
         while at < end:
-            size, magic, body_crc, queue_offset, sys_flag, body_bytes = unpack(data, at)
-            if magic != records.MAGIC_V1 or sys_flag & _ODD_FLAGS:
-                entry = records.decode(data, at)
-                messages += _odd(entry, queue)
-                at += entry.size
-                continue
-            body_at = at + _BODY_AT
-            body_end = body_at + body_bytes
-            properties_at = body_end + 3 + data[body_end]
             begin = at
-            at += size
-            if not body_at <= body_end < properties_at <= at <= end:
-                raise ProtocolError(f"{queue}: a message that does not fit into its size")
-            body = data[body_at:body_end]
-            if crc32(body) & _MASK_31 != body_crc:
-                raise ProtocolError(f"{queue}: the body at offset {queue_offset} is damaged")
-            head, properties = data[begin:body_at], data[properties_at:at]
-            add(ReceivedMessage(queue, queue_offset, size, sys_flag, head, body, properties))
+            at = _read_alike(data, at, queue, messages)
+            if at == begin:
+                if not isinstance(data, bytes):
+                    data = bytes(data)  # cutting it up is quicker than with a view
+                at = _read_some(data, at, queue, messages)
     except (ValueError, IndexError, struct_error, MessageIllegal) as error:
         raise ProtocolError(f"{queue}: a message that cannot be read: {error}") from error
     return messages
 
 
+def _read_some(data: bytes, at: int, queue: MessageQueue, messages: list[ReceivedMessage]) -> int:
+    """A few messages, whatever their form; where the next one begins."""
+    unpack = _ENTRY_SKETCH.unpack_from
+    end = len(data)
+    for _ in range(_ALIKE_AHEAD):
+        if at >= end:
+            break
+        size, magic, body_crc, queue_offset, sys_flag, body_bytes = unpack(data, at)
+        if magic != records.MAGIC_V1 or sys_flag & _ODD_FLAGS:
+            entry = records.decode(data, at)
+            messages += _odd(entry, queue)
+            at += entry.size
+            continue
+        body_at = at + _BODY_AT
+        body_end = body_at + body_bytes
+        properties_at = body_end + 3 + data[body_end]
+        begin = at
+        at += size
+        if not body_at <= body_end < properties_at <= at <= end:
+            raise ProtocolError(f"{queue}: a message that does not fit into its size")
+        body = data[body_at:body_end]
+        if crc32(body) & _MASK_31 != body_crc:
+            raise ProtocolError(f"{queue}: the body at offset {queue_offset} is damaged")
+        message = ReceivedMessage()
+        message.queue = queue
+        message.queue_offset = queue_offset
+        message.stored_bytes = size
+        message.sys_flag = sys_flag
+        message._head = data[begin:body_at]
+        message.stored_body = body
+        message.wire_properties = data[properties_at:at]
+        message._body = message._properties = None
+        message.is_done = False
+        message.attempts = 0
+        messages.append(message)
+    return at
+
+
+def _read_alike(data: Buffer, at: int, queue: MessageQueue, messages: list[ReceivedMessage]) -> int:
+    """The messages from here on whose parts are all as long, taken apart with one form; where the
+    next one begins. Nothing is read where that is of no use.
+    """
+    unpack = _ENTRY_SKETCH.unpack_from
+    size, magic, _, _, sys_flag, body_bytes = unpack(data, at)
+    ahead = at + _ALIKE_AHEAD * size
+    if size <= _BODY_AT or ahead + _BODY_AT > len(data) or sys_flag & _ODD_FLAGS:
+        return at
+    if magic != records.MAGIC_V1 or unpack(data, ahead)[:2] != (size, magic):
+        return at
+    body_end = _BODY_AT + body_bytes
+    properties_at = body_end + 3 + data[at + body_end]
+    if not _BODY_AT <= body_end < properties_at <= size:
+        return at
+    front, middle = size << 32 | magic, bytes(data[at + body_end : at + properties_at])
+    form = _alike_form(size, body_bytes, len(middle))
+    for row in form.iter_unpack(memoryview(data)[at : at + (len(data) - at) // size * size]):
+        own_front, crc, _, offset, _, flag, _, own_bytes, body, own_middle, properties = row
+        if own_front != front or own_middle != middle or flag != sys_flag:
+            break
+        if own_bytes != body_bytes:
+            break
+        if crc32(body) & _MASK_31 != crc:
+            raise ProtocolError(f"{queue}: the body at offset {offset} is damaged")
+        message = ReceivedMessage()
+        message.queue = queue
+        message.queue_offset = offset
+        message.stored_bytes = size
+        message.sys_flag = sys_flag
+        message._head = row
+        message.stored_body = body
+        message.wire_properties = properties
+        message._body = message._properties = None
+        message.is_done = False
+        message.attempts = 0
+        messages.append(message)
+        at += size
+    return at
+
+
+@lru_cache(maxsize=64)
+def _alike_form(size: int, body_bytes: int, middle_bytes: int) -> Struct:
+    properties_bytes = size - _BODY_AT - body_bytes - middle_bytes
+    return Struct(f"{_ROW_HEAD.format}{body_bytes}s{middle_bytes}s{properties_bytes}s")
+
+
 def _odd(entry: records.Entry, queue: MessageQueue) -> list[ReceivedMessage]:
     """Messages with IPv6 addresses or long topics, or a batch that is stored whole."""
-    fields = (
-        *(entry.size, entry.magic, entry.body_crc, entry.queue_id, entry.flag),
-        *(entry.queue_offset, entry.position, entry.sys_flag, entry.born_ms, entry.born_host),
-        *(entry.store_ms, entry.store_host, entry.reconsume_times, entry.prepared_offset, 0),
-    )
-    flag = entry.sys_flag
-    if not flag & records.SYS_INNER_BATCH:
-        place = (queue, entry.queue_offset, entry.size, flag, fields)
-        return [ReceivedMessage(*place, bytes(entry.body), entry.properties)]
+    if not entry.sys_flag & records.SYS_INNER_BATCH:
+        body, properties = bytes(entry.body), entry.properties
+        return [_of_entry(entry, queue, entry.queue_offset, entry.size, body, properties)]
     base = records.property_value(entry.properties, b"INNER_BASE")
     first = int(base) if base else entry.queue_offset
     result = []
     for offset, (_, inner, properties) in enumerate(split_batch(entry.body), first):
         body, properties = bytes(inner), bytes(properties)
         size = len(body) + len(properties)
-        result.append(ReceivedMessage(queue, offset, size, flag, fields, body, properties))
+        result.append(_of_entry(entry, queue, offset, size, body, properties))
     return result
+
+
+def _of_entry(
+    entry: records.Entry,
+    queue: MessageQueue,
+    queue_offset: int,
+    size: int,
+    body: bytes,
+    properties: bytes,
+) -> ReceivedMessage:
+    message = ReceivedMessage()
+    message.queue = queue
+    message.queue_offset = queue_offset
+    message.stored_bytes = size
+    message.sys_flag = entry.sys_flag
+    message._head = (
+        *(entry.size, entry.magic, entry.body_crc, entry.queue_id, entry.flag),
+        *(entry.queue_offset, entry.position, entry.sys_flag, entry.born_ms, entry.born_host),
+        *(entry.store_ms, entry.store_host, entry.reconsume_times, entry.prepared_offset, 0),
+    )
+    message.stored_body = body
+    message.wire_properties = properties
+    message._body = message._properties = None
+    message.is_done = False
+    message.attempts = 0
+    return message
 
 
 def _unpacked(body: bytes, sys_flag: int) -> bytes:

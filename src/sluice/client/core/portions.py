@@ -10,30 +10,30 @@ from typing import Final
 
 # A portion shall take about this long.
 _PORTION_SECONDS: Final = 0.002
-_COUNT_MAX: Final = 128
+_COUNT_MAX: Final = 512
 _WEIGHT: Final = 0.2  # of the newest measurement
 # Of a handler that takes less than this for a message, no worker gets less than so many, however
 # many others are free: handing over would cost more than they could save.
 _QUICK_SECONDS: Final = 0.000_060
 _QUICK_COUNT: Final = 32  # what a pull brings
+_WORTH_SECONDS: Final = 0.000_5  # and never less than what takes so long
 
 
 class PortionSize:
     """How long a handler takes, and how many messages it gets at once."""
 
-    __slots__ = ("_count_max", "_seconds", "count")
+    __slots__ = ("_count_max", "_least", "_seconds", "count")
 
     def __init__(self, count_max: int = _COUNT_MAX) -> None:
         """`count_max`: 1 where somebody wants to see each message by itself."""
         self._count_max = count_max
         self._seconds = 0.0  # for one message; 0 before anything is known
+        self._least = 1  # how many a worker gets, however many others are free
         self.count = 1
 
     def share(self, waiting: int, free: int) -> int:
         """What one worker gets of so many that wait, while so many others are free."""
-        share = -(-waiting // (1 + free))
-        if 0 < self._seconds < _QUICK_SECONDS:
-            share = max(share, _QUICK_COUNT)
+        share = max(-(-waiting // (1 + free)), self._least)
         return min(self.count, share)
 
     def took(self, seconds: float, messages: int) -> None:
@@ -45,4 +45,7 @@ class PortionSize:
             self._seconds = each  # it became slow: believed at once
         else:
             self._seconds += _WEIGHT * (each - self._seconds)
-        self.count = max(1, min(self._count_max, int(_PORTION_SECONDS / max(self._seconds, 1e-9))))
+        seconds = max(self._seconds, 1e-9)
+        self.count = max(1, min(self._count_max, int(_PORTION_SECONDS / seconds)))
+        is_quick = seconds < _QUICK_SECONDS
+        self._least = max(_QUICK_COUNT, int(_WORTH_SECONDS / seconds)) if is_quick else 1

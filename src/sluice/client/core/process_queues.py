@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 
 from sluice.client.core.messages import ReceivedMessage
 from sluice.client.core.settings import ConsumerSettings
@@ -66,18 +67,21 @@ class ProcessQueue:
         self._waiting.extendleft(reversed(messages))
         self.under_way -= len(messages)
 
-    def done(self, messages: Iterable[ReceivedMessage]) -> None:
+    def done(self, messages: list[ReceivedMessage]) -> None:
         """These are handled, or somebody else has them now."""
-        count = size_bytes = 0
+        size_bytes = 0
         for message in messages:
             message.is_done = True
-            count += 1
             size_bytes += message.stored_bytes
+        count = len(messages)
         self.under_way -= count
         self._unfinished -= count
         self._bytes -= size_bytes
         order = self._order
         last = None
+        if list(islice(order, count)) == messages:  # the usual case: the oldest ones, all of them
+            last = messages[-1] if messages else None
+            self._forget(count)
         while order and order[0].is_done:
             last = order.popleft()
         if last is not None:
@@ -85,6 +89,16 @@ class ProcessQueue:
         if not order:
             # Behind the last one there may be some that this group does not want.
             self.commit_offset = max(self.commit_offset, self.next_offset)
+
+    def _forget(self, count: int) -> None:
+        """So many of the oldest are done."""
+        order = self._order
+        if count == len(order):
+            order.clear()
+        else:
+            popleft = order.popleft
+            for _ in range(count):
+                popleft()
 
     def skip(self, messages: Iterable[ReceivedMessage]) -> None:
         """Handled by nobody: they are not wanted."""
