@@ -16,6 +16,7 @@ import pytest
 from sluice.broker import staged_writes
 from sluice.broker.staged_entries import Handle
 from sluice.errors import IllegalOperation
+from sluice.storage import images
 from sluice.storage.memory_files import KeepAll, KeepNothing, KeepPolicy, KeepPrefix, KeepRandom
 from tests.crash.crash_points import watch
 from tests.unit.broker.staged_kit import publish, stage
@@ -32,9 +33,9 @@ def rows_of(batch: int) -> list[list[bytes]]:
 class Job:
     """Writes batches one after the other, and is told about each."""
 
-    def __init__(self, flush: str, images: bool) -> None:
+    def __init__(self, flush: str, as_images: bool) -> None:
         self._flush = flush
-        self._images = images
+        self._images = as_images
         self._random = Random(11)
         self.states = 0
         self.asked = -1  # the newest batch that was to be published
@@ -99,8 +100,8 @@ class Job:
         )
 
 
-def write_batches(flush: str, count: int, *, images: bool) -> int:
-    job = Job(flush, images)
+def write_batches(flush: str, count: int, *, as_images: bool) -> int:
+    job = Job(flush, as_images)
     for batch in range(count):
         job.write(batch)
         job.broker.tick()
@@ -108,32 +109,36 @@ def write_batches(flush: str, count: int, *, images: bool) -> int:
 
 
 def write_plainly(monkeypatch: pytest.MonkeyPatch, messages_a_turn: int) -> None:
-    """So many messages at once; 0: a staged entry is written whole."""
+    """So many messages at once; 0: a staged entry is written whole, images in small blocks."""
+    monkeypatch.setattr(images, "_BLOCK_BYTES", 400)
     if messages_a_turn:
         monkeypatch.setattr(staged_writes, "_WHOLE_BYTES_MAX", 0)
         monkeypatch.setattr(staged_writes, "_TURN_MESSAGES_MAX", messages_a_turn)
 
 
 @pytest.mark.parametrize(
-    ("flush", "messages_a_turn", "images"),
-    [("sync", 4, False), ("async", 0, False), ("sync", 0, True), ("async", 4, True)],
+    ("flush", "messages_a_turn", "as_images"),
+    [
+        *[("sync", 4, False), ("async", 0, False)],
+        *[("sync", 0, True), ("async", 0, True), ("async", 4, True)],
+    ],
 )
 def test_power_cuts_while_batches_are_staged_and_published(
-    flush: str, messages_a_turn: int, images: bool, monkeypatch: pytest.MonkeyPatch
+    flush: str, messages_a_turn: int, as_images: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_plainly(monkeypatch, messages_a_turn)
-    assert write_batches(flush, 2, images=images) > 25
+    assert write_batches(flush, 2, as_images=as_images) > 25
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("messages_a_turn", [0, 1, 4, 4096])
-@pytest.mark.parametrize("images", [False, True])
+@pytest.mark.parametrize("as_images", [False, True])
 def test_many_power_cuts(
-    flush: str, messages_a_turn: int, images: bool, monkeypatch: pytest.MonkeyPatch
+    flush: str, messages_a_turn: int, as_images: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_plainly(monkeypatch, messages_a_turn)
-    assert write_batches(flush, 5, images=images) > 100
+    assert write_batches(flush, 5, as_images=as_images) > 100
 
 
 def test_a_handle_is_not_good_for_what_lies_in_the_place_of_a_lost_entry() -> None:

@@ -37,7 +37,7 @@ STORAGE_TIERS = (
     ("system_calls",),
     ("files",),
     ("admission", "background", "crash_model", "key_index_file", "retention", "snapshot"),
-    ("key_batches", "slow_pages"),
+    ("early_writes", "key_batches", "slow_pages"),
     ("commit_log", "key_index", "memory_files", "queue_index", "segment", "state"),
     (
         "checkpoint",

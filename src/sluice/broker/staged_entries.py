@@ -8,15 +8,18 @@ what becomes of them.
 
 from __future__ import annotations
 
+import re
 from struct import Struct
 from typing import Final, NamedTuple
 
 from sluice.broker.topics import STAGED_TOPIC
+from sluice.errors import ParameterInvalid
 from sluice.protocol import records
 from sluice.protocol.record_images import Images, read_images
 from sluice.storage.staging import FLOOR, StagingArea
 from sluice.storage.store import Store
 
+_SINK: Final = re.compile(r"[ -~]{1,255}")
 _FLAG_AND_TIME: Final = Struct(">36xiq")
 _TIME_AND_HOST: Final = Struct(">qB")
 _STAGED_FIELD: Final = records.field_of_topic(STAGED_TOPIC.encode())[1]
@@ -33,6 +36,14 @@ class Owner(NamedTuple):
 
     sink: str
     batch: int
+
+
+def check_owner(owner: Owner) -> None:
+    """Refuse an owner that nothing can be staged for."""
+    if not _SINK.fullmatch(owner.sink):
+        raise ParameterInvalid("a sink is named by 1 to 255 printable ASCII characters")
+    if not 0 <= owner.batch < 1 << 62:
+        raise ParameterInvalid(f"batch {owner.batch}: from 0 on")
 
 
 class Handle(NamedTuple):

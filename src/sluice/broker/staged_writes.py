@@ -28,11 +28,11 @@ It knows neither a wire nor a socket.
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from secrets import randbits
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +45,7 @@ from sluice.broker.staged_entries import (
     Known,
     Owner,
     about_of,
+    check_owner,
     entry_at,
     owner_in,
     properties_of,
@@ -69,6 +70,7 @@ from sluice.storage.lanes import Lane, tell
 from sluice.storage.origins import made_since
 from sluice.storage.staging import FLOOR, StagingArea
 from sluice.storage.state import STAGED_TABLE
+from sluice.storage.store import ColdRead
 
 if TYPE_CHECKING:
     from sluice.broker.core import BrokerCore
@@ -83,12 +85,12 @@ _TURN_BYTES_MAX: Final = 4 << 20
 _WHOLE_BYTES_MAX: Final = 4 << 20  # of a staged entry that is written in one turn
 _WIDER_BYTES: Final = 24  # more than in an image may addresses take in an entry
 _AGAIN_MS: Final = 1_000
-_SINK: Final = re.compile(r"[ -~]{1,255}")
 
 log_lines = logging.getLogger("sluice.broker")
 
 Staged = Callable[[SluiceError | None], None]
 Published = Callable[[bool, SluiceError | None], None]  # whether this call published it
+Arrived = tuple[tuple[str, int], set[int]]  # messages to a queue, and the codes of their tags
 
 
 @dataclass(slots=True)
@@ -143,7 +145,7 @@ class StagedWrites:
         from sluice.broker.sending import Sending  # which knows the core
 
         core = self._core
-        _check_owner(owner)
+        check_owner(owner)
         settings = Sending(core).topic_for(topic, AUTO_CREATE_TOPIC, 4)
         if is_in_memory(settings) or DEDUP_WINDOW in settings.attributes:
             raise MessageIllegal(
@@ -227,7 +229,7 @@ class StagedWrites:
 
         `done` is told whether this call did it: a batch that was published before is left as it is.
         """
-        _check_owner(owner)
+        check_owner(owner)
         if len(handles) > HANDLES_MAX or len(set(handles)) != len(handles):
             raise ParameterInvalid(f"{len(handles)} handles: each once, {HANDLES_MAX} at most")
         under_way = self._publishing.get(owner.sink)
@@ -356,6 +358,8 @@ class StagedWrites:
         """May raise ColdRead, having staged nothing."""
         core = self._core
         while work.next_handle < len(work.handles):
+            if self._write_whole(work):
+                return
             handle = work.handles[work.next_handle]
             entry, reason = None, "it is gone"
             try:
@@ -364,8 +368,6 @@ class StagedWrites:
                 reason = str(error)
             if entry is None:
                 log_lines.error("staged entry %d: its messages are lost: %s", handle, reason)
-            if entry is not None and self._write_whole(work, entry):
-                return
             messages = [] if entry is None else self._messages(entry, work.done_count[handle])
             if not messages:
                 work.next_handle += 1
@@ -373,67 +375,85 @@ class StagedWrites:
             keys = [records.message_keys(message.properties) for message in messages]
             codes = {records.java_hash(tag) if tag else 0 for _, _, tag in keys}
             queue = (messages[0].topic, messages[0].queue_id)
-            written = self._written(work, queue, codes, handle, len(messages))
+            written = self._written(work, [(queue, codes)], handle, len(messages))
             placed = core.store.stage_batch(messages, written, keys)
             core.stats.stored(messages[0].topic, len(messages), sum(each.size for each in placed))
             core.ask_turn()
             return
         self._finish(work)
 
-    def _write_whole(self, work: _Publishing, entry: Entry) -> bool:
-        """Write all messages of a staged entry at once, if they are usual ones: the same as below,
-        several times as fast.
+    def _write_whole(self, work: _Publishing) -> bool:
+        """Write all messages of the next staged entries at once, as far as they are usual ones: the
+        same as above, several times as fast. May raise ColdRead, having staged nothing.
         """
+        arrived: list[Arrived] = []
+        room = _TURN_BYTES_MAX
+        for handle in islice(work.handles, work.next_handle, None):
+            try:
+                entry = self._entry(handle)
+                if entry is None or (arrived and len(entry.body) > room):
+                    break
+                placed = self._place_whole(entry, work.done_count[handle])
+            except (ColdRead, SluiceError) as error:
+                if arrived or isinstance(error, RecordDamaged):
+                    break  # it is met again when its turn has come
+                raise
+            if placed is None:
+                break
+            arrived.append(placed)
+            room -= len(entry.body)
+        if arrived:
+            tell(self._core.store, self._written(work, arrived))
+            self._core.ask_turn()
+        return bool(arrived)
+
+    def _place_whole(self, entry: Entry, done_count: int) -> Arrived | None:
+        """Give the messages of an entry their places; None where they have to be looked at."""
         core = self._core
-        topic, queue_id = entry.place()
+        topic, queue_id = queue = entry.place()
         settings = core.topics.get(topic)
         if (
-            work.done_count[entry.position]
+            done_count
             or settings is None
             or settings.attributes
             or len(entry.body) > _WHOLE_BYTES_MAX
             or not Lane.fits(core.store, topic, queue_id, 0, entry.born_host)
         ):
-            return False
-        queue = (topic, queue_id)
+            return None
         made_from = (entry.born_ms, entry.born_host, entry.position)
         images = entry.images(topic)
         if images is not None:
             if not takes_images(core.store, topic, queue_id, entry.born_host):
-                return False
+                return None
             count, byte_count, codes = place_images(core.store, images, topic, queue_id, *made_from)
         else:
             placed = Lane(core.store, *queue, 0).place_batch(
                 bytes(entry.body), entry.born_ms, entry.born_host, _may_expire, entry.position
             )
             if placed is None:
-                return False
+                return None
             count, byte_count = len(placed.positions), placed.byte_count
             codes = placed.tags_codes
-        tell(core.store, self._written(work, queue, codes))
         core.stats.stored(topic, count, byte_count)
-        core.ask_turn()
-        return True
+        return queue, codes
 
     def _written(
-        self,
-        work: _Publishing,
-        queue: tuple[str, int],
-        codes: set[int],
-        handle: int | None = None,
-        count: int = 0,
+        self, work: _Publishing, arrived: list[Arrived], handle: int | None = None, count: int = 0
     ) -> Staged:
-        """What is done when so many messages of an entry are confirmed; without its handle: all."""
+        """What is done when these are confirmed: so many messages of an entry; without its handle
+        all messages of the next entries.
+        """
 
         def written(error: SluiceError | None) -> None:
             if error is not None:
                 self._failed(work, error)
                 return
-            # Whoever waits for messages of this queue is asked again.
-            for code in codes:
-                self._core.polls.arrived(queue, code)
+            # Whoever waits for messages of these queues is asked again.
+            for queue, codes in arrived:
+                for code in codes:
+                    self._core.polls.arrived(queue, code)
             if handle is None:
-                work.next_handle += 1
+                work.next_handle += len(arrived)
             else:
                 work.done_count[handle] += count
             work.is_going = False
@@ -571,13 +591,6 @@ def _refuse_special(properties: bytes) -> None:
 
 def _may_expire(properties: bytes) -> bool:
     return EXPIRES_NAME in properties
-
-
-def _check_owner(owner: Owner) -> None:
-    if not _SINK.fullmatch(owner.sink):
-        raise ParameterInvalid("a sink is named by 1 to 255 printable ASCII characters")
-    if not 0 <= owner.batch < 1 << 62:
-        raise ParameterInvalid(f"batch {owner.batch}: from 0 on")
 
 
 def _as_error(error: BaseException) -> SluiceError:

@@ -15,6 +15,7 @@ It gives the bytes that `records.Encoder` gives; a test holds the two together. 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -81,6 +82,28 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    def blocks(self, bytes_max: int) -> Iterator[Images]:
+        """The same images in blocks, each of at most so many bytes or of one image."""
+        ends = self.starts + self.sizes
+        first, count = 0, len(self)
+        while first < count:
+            begin = int(self.starts[first])
+            stop = max(first + 1, int(np.searchsorted(ends, begin + bytes_max, "right")))
+            if not first and stop == count:
+                yield self
+                return
+            rows = slice(first, stop)
+            yield Images(
+                self.data[begin : int(ends[stop - 1])],
+                self.sizes[rows],
+                self.starts[rows] - begin,
+                self.body_bytes[rows],
+                self.properties_at[rows] - begin,
+                self.property_bytes[rows],
+                self.sums[rows],
+            )
+            first = stop
 
     def properties(self) -> bytes:
         """Those of all messages, joined; each ends with its separator."""

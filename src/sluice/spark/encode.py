@@ -9,6 +9,7 @@ or are images (`protocol/record_images.py`), which only Sluice's brokers underst
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from sluice.protocol import records
 from sluice.protocol.message_batches import BATCH_COUNT_MAX
 from sluice.protocol.record_images import SIZE_BYTES, rest_bytes
 from sluice.protocol.records import CRC_PROPERTY_BYTES, PROPERTIES_BYTES_MAX
+from sluice.spark.layout import Column, lay_out
 
 Numbers = npt.NDArray[np.int64]
 
@@ -61,6 +63,10 @@ class Portion(NamedTuple):
         """Whether the messages of another one for the same queue may follow."""
         count = len(self.sizes) + len(other.sizes)
         return self.byte_count + other.byte_count <= bytes_max and count <= BATCH_COUNT_MAX
+
+    def apart(self) -> Portion:
+        """The same in memory of its own: what is kept must not keep all of a record batch."""
+        return self._replace(parts=(b"".join(self.parts),))
 
     def joined(self, other: Portion) -> Portion:
         sizes = np.concatenate((self.sizes, other.sizes))
@@ -114,14 +120,33 @@ def portions(
         piece = batch.slice(at, step)
         for name, rows in _topics(piece, topic):
             own = piece if len(rows) == piece.num_rows else piece.take(pa.array(rows))
-            targets = _targets(own, partition_counts(name), name)
-            messages = _messages(own, image_topic(name))
-            for partition in np.unique(targets).tolist():
-                chosen = np.flatnonzero(targets == partition)
-                if len(chosen) == len(messages):
-                    yield from _cut(messages, name, partition, bytes_max)
-                else:
-                    yield from _cut(messages.take(pa.array(chosen)), name, partition, bytes_max)
+            yield from _portions(own, name, partition_counts(name), bytes_max, image_topic(name))
+
+
+def _portions(
+    batch: pa.RecordBatch, topic: str, count: int, bytes_max: int, image_topic: bytes | None
+) -> Iterator[Portion]:
+    """The same for rows of one topic, which has so many partitions."""
+    keys = _column(batch, "key")
+    encoded = keys.dictionary_encode() if keys is not None else None
+    targets = _targets(batch, encoded, count, topic)
+    values, properties = _values(batch), _properties(batch, encoded)
+    if image_topic is not None:
+        columns = Column.of(values), Column.of(properties)
+        laid = lay_out(image_topic, *columns, targets)
+        if laid is not None:
+            bounds = np.flatnonzero(np.diff(laid.targets, prepend=-2, append=-2)).tolist()
+            for first, stop in pairwise(bounds):
+                partition, offsets = int(laid.targets[first]), laid.offsets[first : stop + 1]
+                yield from _cut(offsets, laid.data.data, topic, partition, bytes_max)
+            return
+    messages = _messages(values, properties, image_topic)
+    for partition in np.unique(targets).tolist():
+        chosen = np.flatnonzero(targets == partition)
+        own = messages if len(chosen) == len(messages) else messages.take(pa.array(chosen))
+        _, offsets_buffer, data = own.buffers()
+        ends = np.frombuffer(offsets_buffer, np.int32)[own.offset : own.offset + len(own) + 1]
+        yield from _cut(ends.astype(np.int64), memoryview(data), topic, partition, bytes_max)
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
@@ -144,16 +169,17 @@ def _topics(batch: pa.RecordBatch, topic: str) -> Iterator[tuple[str, Numbers]]:
         yield name, np.flatnonzero(which == number)
 
 
-def _targets(batch: pa.RecordBatch, count: int, topic: str) -> Numbers:
+def _targets(
+    batch: pa.RecordBatch, keys: pa.DictionaryArray | None, count: int, topic: str
+) -> Numbers:
     """The partition of each row: as the row says, by its key, or -1 for any."""
     targets = np.full(batch.num_rows, -1, np.int64)
-    keys = _column(batch, "key")
     if keys is not None and keys.null_count < len(keys):
-        encoded = keys.dictionary_encode()
-        hashes = [crc32(_as_bytes(key)) % count for key in encoded.dictionary.to_pylist()]
-        which = np.asarray(encoded.indices.fill_null(-1))
+        texts = keys.dictionary.cast(pa.binary()).to_pylist()
+        hashes = np.fromiter(map(crc32, texts), np.int64, len(texts)) % count
+        which = np.asarray(keys.indices.fill_null(-1))
         # The last one is for rows without a key: numpy counts -1 from the end.
-        targets = np.array([*hashes, -1], np.int64)[which]
+        targets = np.append(hashes, -1)[which]
     wanted = _column(batch, "partition")
     if wanted is not None and wanted.null_count < len(wanted):
         own = np.asarray(wanted.cast(pa.int64()).fill_null(-1))
@@ -164,24 +190,18 @@ def _targets(batch: pa.RecordBatch, count: int, topic: str) -> Numbers:
     return targets
 
 
-def _as_bytes(value: bytes | str) -> bytes:
-    return value.encode() if isinstance(value, str) else value
-
-
-def _cut(messages: pa.Array, topic: str, partition: int, bytes_max: int) -> Iterator[Portion]:
-    """Stretches of the text that the messages lie in one after the other, about alike in size."""
-    _, offsets_buffer, data = messages.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int32)[
-        messages.offset : messages.offset + len(messages) + 1
-    ].astype(np.int64)
+def _cut(
+    offsets: Numbers, view: memoryview, topic: str, partition: int, bytes_max: int
+) -> Iterator[Portion]:
+    """Stretches of the bytes that the messages lie in one after the other, about alike in size."""
+    count = len(offsets) - 1
     # With the size that may stand behind the messages.
     costs = offsets - offsets[0] + SIZE_BYTES * np.arange(len(offsets))
-    view = memoryview(data)
     at = 0
-    while at < len(messages):
+    while at < count:
         left = int(costs[-1] - costs[at])
         share = left // -(-left // bytes_max)
-        stop = min(int(np.searchsorted(costs, costs[at] + share)), len(messages))
+        stop = min(int(np.searchsorted(costs, costs[at] + share)), count)
         if costs[stop] - costs[at] > bytes_max:
             stop -= 1
         stop = min(max(stop, at + 1), at + BATCH_COUNT_MAX)
@@ -193,24 +213,23 @@ def _cut(messages: pa.Array, topic: str, partition: int, bytes_max: int) -> Iter
 # ----------------------------------------------------------------------------------------- messages
 
 
-def _messages(batch: pa.RecordBatch, image_topic: bytes | None) -> pa.Array:
-    """Every row in the form that a batch has it in, or as an image of a topic."""
+def _values(batch: pa.RecordBatch) -> pa.Array:
+    """The bodies."""
     values = _column(batch, "value")
     assert values is not None, "checked when the query began"
     values = values.cast(pa.binary())
-    sizes = np.asarray(pc.fill_null(pc.binary_length(values), 0)).astype(np.int64)
-    empty = int((sizes == 0).sum())
+    empty = int((np.asarray(pc.fill_null(pc.binary_length(values), 0)) == 0).sum())
     if empty:
         raise MessageIllegal(
             f"{empty} rows have a value that is null or empty; brokers take no message without one"
         )
-    properties = _properties(batch)
+    return values
+
+
+def _messages(values: pa.Array, properties: pa.Array, image_topic: bytes | None) -> pa.Array:
+    """Every row in the form that a batch has it in, or as an image of a topic."""
+    sizes = np.asarray(pc.binary_length(values)).astype(np.int64)
     property_sizes = np.asarray(pc.binary_length(properties)).astype(np.int64)
-    if int(property_sizes.max()) > PROPERTIES_BYTES_MAX - CRC_PROPERTY_BYTES:
-        raise MessageIllegal(
-            f"key, tag and headers of a row take {int(property_sizes.max())} bytes; "
-            f"{PROPERTIES_BYTES_MAX - CRC_PROPERTY_BYTES} at most"
-        )
     if image_topic is not None:
         return _images(image_topic, values, sizes, properties, property_sizes)
     heads = np.zeros(len(sizes), _HEAD)
@@ -245,15 +264,16 @@ def _fixed(rows: npt.NDArray[Any]) -> pa.Array:
     return pa.BinaryArray.from_buffers(pa.binary(), len(rows), [None, pa.py_buffer(offsets), data])
 
 
-def _properties(batch: pa.RecordBatch) -> pa.Array:
+def _properties(batch: pa.RecordBatch, encoded: pa.DictionaryArray | None) -> pa.Array:
+    """What a message has beside its body; `encoded` is the column key."""
     parts = []
     keys = _column(batch, "keys")
     if keys is not None:
         parts.append(_one_property("KEYS", _joined_keys(keys), "keys"))
-    else:
-        key = _column(batch, "key")
-        if key is not None:
-            parts.append(_one_property("KEYS", _text(key, "key"), "key"))
+    elif encoded is not None:
+        # Each key once: mostly they come again and again.
+        named = _one_property("KEYS", _text(encoded.dictionary, "key"), "key")
+        parts.append(pc.fill_null(named.take(encoded.indices), b""))
     tag = _column(batch, "tag")
     if tag is not None:
         parts.append(_one_property("TAGS", tag, "tag"))
@@ -262,7 +282,14 @@ def _properties(batch: pa.RecordBatch) -> pa.Array:
         parts.append(_header_properties(headers))
     if not parts:
         return pa.repeat(pa.scalar(b"", pa.binary()), batch.num_rows)
-    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, b"")
+    found = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, b"")
+    longest = pc.max(pc.binary_length(found)).as_py()
+    if longest > PROPERTIES_BYTES_MAX - CRC_PROPERTY_BYTES:
+        raise MessageIllegal(
+            f"key, tag and headers of a row take {longest} bytes; "
+            f"{PROPERTIES_BYTES_MAX - CRC_PROPERTY_BYTES} at most"
+        )
+    return found
 
 
 def _text(values: pa.Array, name: str) -> pa.Array:

@@ -98,6 +98,8 @@ class _Gathering:
     def add(self, portion: Portion) -> list[Portion]:
         """What is to be sent now; what is for one queue stays in its order."""
         place = (portion.topic, portion.partition)
+        if 2 * portion.byte_count <= self._bytes_max:
+            portion = portion.apart()
         held = self._held.pop(place, None)
         ready: list[Portion] = []
         if held is not None:

@@ -4,14 +4,14 @@
     commitlog/00000000001073741824
 
 A position is a byte offset in the whole log. Appends are staged in memory and written together, one
-`pwritev` per file and turn; until `write` has returned nothing of them exists. An entry never
-crosses a file: where it does not fit, the file is closed with an end-of-file mark and the entry
-opens the next file.
+`pwritev` per file and turn; until `write` has returned nothing of them exists. Where megabytes are
+staged their writing may begin before (`early_writes.py`). An entry never crosses a file: where it
+does not fit, the file is closed with an end-of-file mark and the entry opens the next file.
 
 The log knows nothing of queues, durability or visibility; it never reads a clock and never deletes
 what it was not told to delete. Where memory for its files is slow to get, `slow_pages.py` sees to
 it beforehand. All methods belong to the owner's thread; only `OpenFile.sync` and `warm` of its
-files may run elsewhere.
+files, and writes that were begun early, may run elsewhere.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from sluice.errors import DiskFull, StoreCorrupt, StoreError, StoreReadOnly
 from sluice.model import Buffer
 from sluice.protocol import records
 from sluice.storage.background import Background
+from sluice.storage.early_writes import EarlyWrites
 from sluice.storage.files import Files, OpenFile
 from sluice.storage.slow_pages import LARGE_BYTES, SlowPages
 
@@ -61,6 +62,7 @@ class CommitLog:
         self._files = files
         self._background = background
         self._pages = SlowPages(background)
+        self._early = EarlyWrites(background)
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.segments: dict[int, Segment] = {}  # by base, in order
@@ -197,6 +199,13 @@ class CommitLog:
         self._group += parts
         self._end += size
 
+    def write_early(self) -> None:
+        """Let another thread begin to write what is staged: `write` waits for it."""
+        active = self._active
+        if self._group and active is not None:
+            self._early.begin(active.file, self._group, self._group_at - active.base)
+            self._group = []
+
     def _roll(self) -> None:
         active = self._active
         assert active is not None, "the log is loaded before it is written"
@@ -212,11 +221,12 @@ class CommitLog:
 
     def write(self) -> None:
         """Write everything staged. On failure the log is as it was before: nothing of it exists."""
-        if not self._group and not self._full_groups:
+        if not self._group and not self._full_groups and not self._early:
             return
         active = self._active
         assert active is not None
         try:
+            self._early.finish()
             for segment, position, buffers in self._full_groups:
                 segment.file.pwritev(buffers, position - segment.base)
             if self._group:
@@ -375,6 +385,7 @@ class CommitLog:
         return [self.segments.pop(base).file.path for base in gone]
 
     def close(self) -> None:
+        self._early.drop()
         for segment in self.segments.values():
             segment.file.close()
         if self._prepared is not None:

@@ -18,6 +18,7 @@ from sluice.model import Buffer
 from sluice.protocol import records
 from sluice.protocol.record_images import Images, complete, rest_bytes
 from sluice.protocol.record_runs import BatchShape
+from sluice.storage.commit_log import CommitLog
 from sluice.storage.flush import Confirmed
 from sluice.storage.key_batches import KeyColumns, Noted
 from sluice.storage.lanes import Lane
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from sluice.storage.store import Store
 
 _HOST_BYTES: Final = Lane.HOST_BYTES
+_BLOCK_BYTES: Final = 512 << 10
 _MASK_31: Final = 0x7FFFFFFF
 
 
@@ -114,7 +116,7 @@ def place_images(
     store_ms = store.turn_ms()
     middle = shape.middle(born_ms, born_host, store_ms, origin)
     position, offset = store.log.position_for(byte_count), queue.next_offset
-    store.log.stage(complete(images, shape, middle, offset, position))
+    _stage(store.log, images, shape, middle, offset)
     codes, found = _noted(images, name, position, store_ms)
     units = np.empty(count, SIMPLE_ROW)
     units["position"] = images.starts + position
@@ -124,6 +126,15 @@ def place_images(
     end = position + byte_count
     store.staged.append((queue, units.tobytes(), count, found, end, None, False))
     return PlacedImages(count, byte_count, set(codes))
+
+
+def _stage(log: CommitLog, images: Images, shape: BatchShape, middle: bytes, offset: int) -> None:
+    """Stage the entries block by block: one is written while the next is made."""
+    for block in images.blocks(_BLOCK_BYTES):
+        log.stage(complete(block, shape, middle, offset, log.end))
+        if len(images.data) > _BLOCK_BYTES:
+            log.write_early()
+        offset += len(block)
 
 
 def _noted(

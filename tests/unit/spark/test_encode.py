@@ -11,6 +11,7 @@ from sluice.errors import MessageIllegal
 from sluice.protocol import records
 from sluice.protocol.message_batches import split_batch
 from sluice.protocol.record_images import read_images
+from sluice.spark import layout
 from sluice.spark.encode import Portion, check_columns, portions
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -106,6 +107,45 @@ def test_images_hold_what_batches_do() -> None:
         place = (portion.topic, portion.partition)
         assert [(f, bytes(b), p) for f, b, p in read.parts()] == found.pop(place)
     assert not found
+
+
+@pytest.mark.parametrize("value_lengths", [1, 4, 30])
+@pytest.mark.parametrize("with_keys", [False, True])
+def test_images_that_are_laid_out_are_those_that_are_joined(
+    value_lengths: int, with_keys: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns: dict[str, Any] = {
+        "value": pa.array([b"%03d" % n + b"x" * (n % value_lengths) for n in range(200)])
+    }
+    if with_keys:
+        columns["key"] = pa.array([None if n % 5 == 0 else f"k{n % 40}" for n in range(200)])
+    batch = pa.record_batch(columns)
+    both = []
+    for lengths_max in (0, 4):  # none, or few lengths are few
+        monkeypatch.setattr(layout, "_VALUE_LENGTHS_MAX", lengths_max)
+        for rows in (batch, batch.slice(7, 90)):
+            found = portions(rows, "t", lambda _: 4, 1000, str.encode)
+            both.append([(p.partition, p.sizes.tolist(), joined(p)) for p in found])
+    assert both[:2] == both[2:]
+    assert len(both[0]) > 10
+
+
+def test_more_partitions_than_small_numbers() -> None:
+    columns = {
+        "value": pa.array([b"a", b"b", b"c"]),
+        "partition": pa.array([70_000, 2, 70_000], pa.int32()),
+    }
+    found = list(portions(pa.record_batch(columns), "t", lambda _: 100_000, 1000, str.encode))
+    assert [(p.partition, len(p.sizes)) for p in found] == [(2, 1), (70_000, 2)]
+
+
+def test_what_is_kept_for_later_keeps_no_record_batch() -> None:
+    columns = {"value": pa.array([b"a", b"b"]), "partition": pa.array([0, 1], pa.int32())}
+    portion, _ = portions(pa.record_batch(columns), "t", lambda _: 4, 1000, str.encode)
+    kept = portion.apart()
+    assert joined(kept) == joined(portion)
+    assert [len(part) for part in kept.parts] == [portion.sizes[0]]
+    assert all(type(part) is bytes for part in kept.parts)
 
 
 def test_portions_for_one_queue_are_joined() -> None:

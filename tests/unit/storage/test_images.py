@@ -13,6 +13,7 @@ from sluice.errors import DiskFull, MessageIllegal, SluiceError
 from sluice.model import Buffer, Message
 from sluice.protocol import records
 from sluice.protocol.record_images import Images, read_images
+from sluice.storage import images as storage_images
 from sluice.storage.images import place_images, stage_large, takes_images
 from sluice.storage.key_batches import KeyBatch, KeyColumns
 from sluice.storage.key_index_file import Ints
@@ -52,7 +53,11 @@ def keyed(disk: Disk, key: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_same_bytes_units_and_keys_as_the_plain_way(form: str) -> None:
+@pytest.mark.parametrize("block_bytes", [1, 500, 1 << 20])
+def test_the_same_bytes_units_and_keys_as_the_plain_way(
+    form: str, block_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_images, "_BLOCK_BYTES", block_bytes)
     plain, quick = opened(), opened()
     parts = FORMS[form]
     codes = {records.java_hash(b"t%d" % n) for n in range(5)} if form == "tags" else {0}
@@ -79,12 +84,16 @@ def test_the_same_bytes_units_and_keys_as_the_plain_way(form: str) -> None:
     assert form == "nothing" or keyed(quick, "k1")
 
 
-def test_a_write_that_fails_takes_everything_back() -> None:
+@pytest.mark.parametrize("nth", [1, 2, 4])
+def test_a_write_that_fails_takes_everything_back(
+    nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_images, "_BLOCK_BYTES", 500)
     disk = opened()
     outcome: list[SluiceError | None] = []
     disk.store.stage(Message("t", 3, b"first", born_host=HOST))
     disk.store.write_staged()
-    disk.files.fail("pwritev", error=errno.ENOSPC, within="/commitlog/")
+    disk.files.fail("pwritev", nth=nth, error=errno.ENOSPC, within="/commitlog/")
     place_images(disk.store, images(KEYED), "t", 3, 1234, HOST, 99)
     tell(disk.store, outcome.append)
     disk.store.write_staged()

@@ -1,0 +1,87 @@
+"""This module lets another thread write what is staged for the log while its owner stages more.
+
+Where megabytes are staged in one turn, half of the turn is the system's time: finding memory for
+new pages of the file, and a copy. That needs no interpreter, so it can run beside the owner, which
+makes the next piece meanwhile.
+
+    owner    make 1 | begin 1, make 2 | begin 2, make 3 | ... | finish: all are written
+    thread          | write 1         | write 2         | ...
+
+Pieces are written one after the other, in their order, by the thread or by the owner that finishes:
+whoever comes first. So `finish` never waits for a thread that has not begun, and what a killed
+process leaves in the file is a beginning of what was staged, as with one write. After a failure
+nothing more is written. `begin`, `finish` and `drop` belong to the owner's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Final
+
+from sluice.model import Buffer
+from sluice.storage.background import Background
+from sluice.storage.files import OpenFile
+
+_LANE: Final = "early"
+
+
+class _Piece:
+    """Buffers for one place in a file, which are written once."""
+
+    __slots__ = ("buffers", "file", "is_over", "lock", "offset")
+
+    def __init__(self, file: OpenFile, buffers: Sequence[Buffer], offset: int) -> None:
+        self.file = file
+        self.buffers = buffers
+        self.offset = offset
+        self.lock = Lock()  # held by who writes it
+        self.is_over = False
+
+
+class EarlyWrites:
+    """What is being written of one log's turn. True while there is anything."""
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+        self._pieces: list[_Piece] = []
+        self._failure: BaseException | None = None  # of this turn
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def begin(self, file: OpenFile, buffers: Sequence[Buffer], offset: int) -> None:
+        """Have it written soon. The buffers must not change any more."""
+        piece = _Piece(file, buffers, offset)
+        self._pieces.append(piece)
+        self._background.submit(_LANE, lambda: self._write(piece), lambda _, error: None)
+
+    def finish(self) -> None:
+        """See to it that all of it is written. Raises what went wrong first; then nothing of it
+        is under way any more either.
+        """
+        for piece in self._pieces:
+            self._write(piece)
+        self._pieces = []
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def drop(self) -> None:
+        """Write no more of it; what is under way is waited for."""
+        for piece in self._pieces:
+            with piece.lock:
+                piece.is_over = True
+        self._pieces = []
+        self._failure = None
+
+    def _write(self, piece: _Piece) -> None:
+        with piece.lock:
+            if piece.is_over:
+                return
+            piece.is_over = True
+            if self._failure is None:
+                try:
+                    piece.file.pwritev(piece.buffers, piece.offset)
+                except BaseException as error:  # met by `finish`, whoever wrote
+                    self._failure = error
