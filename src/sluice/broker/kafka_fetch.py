@@ -8,8 +8,8 @@ of committed records may see ends where the first undecided transaction begins.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, NamedTuple
-from uuid import UUID
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_api import Answer, KafkaApi, Request
@@ -30,14 +30,20 @@ from sluice.broker.kafka_waiting import KafkaWaiting, Waiter
 from sluice.broker.producer_states import LEADER_EPOCH
 from sluice.errors import RecordDamaged, SluiceError
 from sluice.protocol import kafka_codes
-from sluice.protocol.kafka_fast import FETCH_IDS, FetchedPart, TopicKey, write_fetched
+from sluice.protocol.kafka_fast import (
+    FETCH_IDS,
+    NO_EPOCH,
+    FetchedPart,
+    FetchRequest,
+    TopicKey,
+    read_fetch,
+    write_fetched,
+)
 from sluice.storage.store import ColdRead
 
 COMMITTED: Final = 1
-NO_EPOCH: Final = -1
 _WAIT_MS_MAX: Final = 5 * 60_000
 _EPOCH_MAX: Final = 0x7FFFFFFF
-_NO_ID: Final = UUID(int=0)
 
 
 class Wanted(NamedTuple):
@@ -52,16 +58,18 @@ class _Fetch:
 
     __slots__ = (
         *("answer", "bytes_max", "cached", "is_last", "isolation", "min_bytes", "request"),
-        *("is_increment", "results", "session", "total_bytes", "until_ms", "waiter", "wanted"),
+        *("next_epoch", "results", "session", "total_bytes", "until_ms", "waiter", "wanted"),
     )
 
-    def __init__(self, request: Request, answer: Answer, wanted: list[Wanted]) -> None:
+    def __init__(
+        self, request: Request, answer: Answer, asked: FetchRequest, wanted: list[Wanted]
+    ) -> None:
         self.request = request
         self.answer = answer
         self.wanted = wanted
-        self.isolation = 0
-        self.bytes_max = 0
-        self.min_bytes = 0
+        self.isolation = asked.isolation
+        self.bytes_max = asked.bytes_max
+        self.min_bytes = asked.min_bytes
         self.until_ms = 0
         self.is_last = False  # its time is over: it is answered as it is
         self.results: list[FetchedPart] = []
@@ -69,7 +77,7 @@ class _Fetch:
         self.cached: set[int] = set()  # stretches of the log that were seen to be in memory
         self.waiter: Waiter | None = None
         self.session: Session | None = None
-        self.is_increment = False  # only what is new is answered
+        self.next_epoch = 0  # of the session; 0: all is answered, not only what is new
 
 
 class KafkaFetch:
@@ -83,33 +91,32 @@ class KafkaFetch:
         self._sessions = FetchSessions(lambda: core.config.kafka_fetch_sessions_max, core.now_ms)
 
     def register(self, api: KafkaApi) -> None:
-        api.register(kafka_codes.FETCH, 4, 18, self.fetch)
+        api.register(kafka_codes.FETCH, 4, 18, self.fetch, is_raw=True)
         api.when_closed(self._closed)
 
     def fetch(self, request: Request, answer: Answer) -> None:
-        body = request.body
-        code, session, asked = self._take_session(request)
+        asked = read_fetch(request.frame, request.body_at, request.version)
+        code, session, places = self._take_session(request.version >= FETCH_IDS, asked)
         if code:
             answer(write_fetched(request.version, code, 0, []))
             return
-        fetch = _Fetch(request, answer, self._wanted(asked))
+        fetch = _Fetch(request, answer, asked, self._wanted(places))
         fetch.session = session
-        fetch.is_increment = session is not None and body.session_epoch > FIRST_EPOCH
-        fetch.isolation = int(body.isolation_level)
+        if session is not None and asked.session_epoch > FIRST_EPOCH:
+            fetch.next_epoch = session.epoch
         limit = self._core.config.kafka_fetch_bytes_max
-        fetch.bytes_max = min(max(0, int(body.max_bytes)), limit)
-        fetch.min_bytes = int(body.min_bytes)
-        wait_ms = min(round(body.max_wait.total_seconds() * 1000), _WAIT_MS_MAX)
-        fetch.until_ms = self._core.now_ms() + wait_ms if wait_ms > 0 else 0
+        fetch.bytes_max = min(max(0, asked.bytes_max), limit)
+        if asked.wait_ms > 0:
+            fetch.until_ms = self._core.now_ms() + min(asked.wait_ms, _WAIT_MS_MAX)
         self._look(fetch)
 
-    def _take_session(self, request: Request) -> tuple[int, Session | None, list[Asked]]:
+    def _take_session(
+        self, uses_ids: bool, request: FetchRequest
+    ) -> tuple[int, Session | None, Collection[Asked]]:
         """Error code, session, and the partitions that are to be read."""
-        body, sessions = request.body, self._sessions
+        sessions = self._sessions
+        session_id, epoch = request.session_id, request.session_epoch
         asked = _asked(request)
-        session_id = getattr(body, "session_id", NO_SESSION)
-        epoch = getattr(body, "session_epoch", FINAL_EPOCH)
-        uses_ids = request.version >= FETCH_IDS
         if epoch in (FIRST_EPOCH, FINAL_EPOCH):
             sessions.end(session_id)
             session = sessions.begin(uses_ids, asked) if epoch == FIRST_EPOCH else None
@@ -129,9 +136,9 @@ class KafkaFetch:
             return 0, None, asked
         sessions.use(session)
         session.epoch = _next_epoch(epoch)
-        return 0, session, list(session.parts.values())
+        return 0, session, session.parts.values()
 
-    def _wanted(self, asked: list[Asked]) -> list[Wanted]:
+    def _wanted(self, asked: Collection[Asked]) -> list[Wanted]:
         """What is asked for with its topics; of one topic it may be a thousand partitions."""
         topics = self._core.kafka_topics
         key: TopicKey | None = None
@@ -140,7 +147,7 @@ class KafkaFetch:
         for each in asked:
             if each.place[0] is not key:
                 key = each.place[0]
-                topic = topics.by_id(key) if isinstance(key, UUID) else topics.find(key)
+                topic = topics.by_id_bytes(key) if isinstance(key, bytes) else topics.find(key)
             wanted.append(Wanted(each, topic))
         return wanted
 
@@ -187,7 +194,7 @@ class KafkaFetch:
         topic, (key, partition) = wanted.topic, wanted.asked.place
         if topic is None:
             code = kafka_codes.UNKNOWN_TOPIC_OR_PARTITION
-            if isinstance(key, UUID):
+            if isinstance(key, bytes):
                 code = kafka_codes.UNKNOWN_TOPIC_ID
             return FetchedPart(partition, code)
         if not 0 <= partition < topic.partitions:
@@ -276,17 +283,16 @@ class KafkaFetch:
     def _answer(self, fetch: _Fetch) -> None:
         topics: list[tuple[TopicKey, list[FetchedPart]]] = []
         session = fetch.session
-        if session is not None and fetch.is_increment:
-            expected = _next_epoch(int(fetch.request.body.session_epoch))
-            if session.epoch != expected:  # while it waited, the next one came over another way
-                code = kafka_codes.INVALID_FETCH_SESSION_EPOCH
-                fetch.answer(write_fetched(fetch.request.version, code, session.id, []))
-                return
+        if session is not None and fetch.next_epoch and session.epoch != fetch.next_epoch:
+            # While it waited, the next one came over another way.
+            code = kafka_codes.INVALID_FETCH_SESSION_EPOCH
+            fetch.answer(write_fetched(fetch.request.version, code, session.id, []))
+            return
         for wanted, part in zip(fetch.wanted, fetch.results, strict=True):
             place = wanted.asked.place
             if session is not None:
                 is_news = session.is_news(place, (part.high, part.start))
-                if not fetch.is_increment:
+                if not fetch.next_epoch:
                     pass  # all of it is answered, in the order in which it was asked for
                 elif part.byte_count:
                     session.had_records(place)
@@ -303,29 +309,18 @@ def _next_epoch(epoch: int) -> int:
     return 1 if epoch == _EPOCH_MAX else epoch + 1
 
 
-def _asked(request: Request) -> list[Asked]:
+def _asked(request: FetchRequest) -> list[Asked]:
     """What a request says of partitions."""
-    uses_ids = request.version >= FETCH_IDS
     return [
-        Asked(
-            ((topic.topic_id or _NO_ID) if uses_ids else str(topic.topic), part.partition),
-            part.fetch_offset,
-            part.partition_max_bytes,
-            getattr(part, "current_leader_epoch", NO_EPOCH),
-        )
-        for topic in request.body.topics
-        for part in topic.partitions
+        Asked((topic, partition), offset, bytes_max, leader_epoch)
+        for topic, parts in request.topics
+        for partition, leader_epoch, offset, bytes_max in parts
     ]
 
 
-def _forgotten(request: Request) -> list[Place]:
+def _forgotten(request: FetchRequest) -> list[Place]:
     """The partitions that a session is to leave out from now on."""
-    uses_ids = request.version >= FETCH_IDS
-    return [
-        ((topic.topic_id or _NO_ID) if uses_ids else str(topic.topic), partition)
-        for topic in request.body.forgotten_topics_data
-        for partition in topic.partitions
-    ]
+    return [(topic, partition) for topic, numbers in request.forgotten for partition in numbers]
 
 
 def epoch_code(leader_epoch: int) -> int:

@@ -14,13 +14,14 @@ import numpy as np
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_api import Answer, KafkaApi, Request
-from sluice.broker.kafka_fetch import COMMITTED, NO_EPOCH, epoch_code
+from sluice.broker.kafka_fetch import COMMITTED, epoch_code
 from sluice.broker.kafka_partitions import KafkaTopic
 from sluice.broker.producer_states import LEADER_EPOCH
 from sluice.broker.queue_units import Part, columns, parts_of, times_ms
 from sluice.errors import SluiceError
 from sluice.protocol import kafka_batches, kafka_codes, kafka_entries, records
 from sluice.protocol.kafka_batches import BadBatch
+from sluice.protocol.kafka_fast import NO_EPOCH
 
 LATEST: Final = -1
 EARLIEST: Final = -2

@@ -24,8 +24,8 @@ from sluice.protocol import kafka_batches, kafka_codes, kafka_views
 from sluice.protocol.kafka_batches import BadBatch, BatchHead, Record
 from sluice.protocol.kafka_fast import (
     ProducedPart,
-    ProducedTopic,
     ProducePart,
+    TopicKey,
     read_produce,
     write_produced,
 )
@@ -69,11 +69,11 @@ class _Waiting:
         self._peer = request.peer
         self._answer = answer
         self._left = 1  # the request itself, until all of it was looked at
-        self._results: list[tuple[ProducedTopic, list[ProducedPart]]] = []
+        self._results: list[tuple[TopicKey, list[ProducedPart]]] = []
         self.acks = acks
         self.placed: list[_Placed] = []  # written together, so they are told of together
 
-    def topic(self, topic: ProducedTopic, count: int) -> list[ProducedPart]:
+    def topic(self, topic: TopicKey, count: int) -> list[ProducedPart]:
         """Room for what becomes of a topic's batches."""
         self._left += count
         parts = [_UNKNOWN] * count
@@ -141,7 +141,7 @@ class KafkaProduce:
         waiting.done()
 
     def _take(
-        self, about: _Sent, key: ProducedTopic, parts: list[ProducePart], waiting: _Waiting
+        self, about: _Sent, key: TopicKey, parts: list[ProducePart], waiting: _Waiting
     ) -> None:
         """Store what was sent to one topic, or say why not."""
         core = self._core
@@ -172,7 +172,7 @@ class KafkaProduce:
         if quick is not None:
             quick.count_stored()
 
-    def _find(self, key: ProducedTopic) -> KafkaTopic | None:
+    def _find(self, key: TopicKey) -> KafkaTopic | None:
         topics = self._core.kafka_topics
         return topics.by_id_bytes(key) if isinstance(key, bytes) else topics.find(key)
 
@@ -362,7 +362,7 @@ class KafkaProduce:
             raise _Refused(kafka_codes.INVALID_RECORD, str(illegal)) from illegal
 
 
-def _missing(key: ProducedTopic) -> int:
+def _missing(key: TopicKey) -> int:
     if isinstance(key, bytes):
         return kafka_codes.UNKNOWN_TOPIC_ID
     return kafka_codes.UNKNOWN_TOPIC_OR_PARTITION

@@ -18,7 +18,6 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
-from uuid import UUID
 
 NO_SESSION: Final = 0
 FIRST_EPOCH: Final = 0
@@ -27,7 +26,7 @@ _NUMBER_MAX: Final = 0x7FFFFFFF
 PARTITIONS_MAX: Final = 100_000  # of one session
 IDLE_MS: Final = 120_000  # after which a session may make room for any other
 
-Place = tuple[str | UUID, int]  # topic and partition
+Place = tuple[str | bytes, int]  # topic, by its name or its id, and partition
 
 
 class Asked(NamedTuple):

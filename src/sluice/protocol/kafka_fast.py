@@ -1,7 +1,8 @@
 """This module reads and writes the Kafka messages that carry records, by hand.
 
 A produced batch is not copied: it is handed on as a slice of the request. The answer to a fetch is
-a list of buffers, among them slices of the log, which go out as they lie.
+a list of buffers, among them slices of the log, which go out as they lie. Ids of topics stay the
+bytes that they are: they come with every request, and making a UUID takes its time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import Struct, error
 from typing import Final, NamedTuple
-from uuid import UUID
 
 from sluice.model import Buffer
 from sluice.protocol.kafka import put_uvarint, skip_tags
@@ -24,13 +24,12 @@ PRODUCE_FLEXIBLE: Final = 9
 PRODUCE_IDS: Final = 13
 FETCH_FLEXIBLE: Final = 12
 FETCH_IDS: Final = 13
+_ID_BYTES: Final = 16
 
 _COUNTS: Final = tuple(bytes((count + 1,)) for count in range(0x7F))
 _new_tuple = tuple.__new__  # half the time of a named tuple's own
 
-TopicKey = str | UUID  # topics are named in older versions and numbered in newer ones
-# In a request that comes with every batch an id stays as it is: making a UUID takes its time.
-ProducedTopic = str | bytes
+TopicKey = str | bytes  # topics are named in older versions and have ids in newer ones
 
 
 class ProducePart(NamedTuple):
@@ -43,7 +42,7 @@ class ProducePart(NamedTuple):
 class ProduceTopic(NamedTuple):
     """What is sent to one topic."""
 
-    topic: ProducedTopic
+    topic: TopicKey
     parts: list[ProducePart]
 
 
@@ -65,6 +64,28 @@ class ProducedPart(NamedTuple):
     append_ms: int = -1
     start_offset: int = -1
     reason: str | None = None
+
+
+class FetchPart(NamedTuple):
+    """What is asked of one partition."""
+
+    partition: int
+    leader_epoch: int
+    offset: int
+    bytes_max: int
+
+
+class FetchRequest(NamedTuple):
+    """One request to read. `forgotten`: what a session is to leave out from now on."""
+
+    wait_ms: int
+    min_bytes: int
+    bytes_max: int
+    isolation: int
+    session_id: int
+    session_epoch: int
+    topics: list[tuple[TopicKey, list[FetchPart]]]
+    forgotten: list[tuple[TopicKey, tuple[int, ...]]]
 
 
 class FetchedPart(NamedTuple):
@@ -104,13 +125,7 @@ def _read_produce(frame: bytes | memoryview, at: int, version: int) -> ProduceRe
     topic_count, at = _count(view, at + _ACKS.size, flexible)
     topics: list[ProduceTopic] = []
     for _ in range(topic_count):
-        topic: ProducedTopic | None
-        if version >= PRODUCE_IDS:
-            topic, at = bytes(view[at : at + 16]), at + 16
-        else:
-            topic, at = _text(view, at, flexible)
-        if topic is None:
-            raise BadRequest("a topic without a name")
+        topic, at = _topic(view, at, flexible, version >= PRODUCE_IDS)
         part_count, at = _count(view, at, flexible)
         parts: list[ProducePart] = []
         for _ in range(part_count):
@@ -140,6 +155,18 @@ def _read_produce(frame: bytes | memoryview, at: int, version: int) -> ProduceRe
             at = skip_tags(view, at) if view[at] else at + 1
         topics.append(_new_tuple(ProduceTopic, (topic, parts)))
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+
+
+def _topic(view: memoryview, at: int, flexible: bool, has_id: bool) -> tuple[TopicKey, int]:
+    if has_id:
+        topic_id = bytes(view[at : at + _ID_BYTES])
+        if len(topic_id) < _ID_BYTES:
+            raise BadRequest("a topic's id that is not all there")
+        return topic_id, at + _ID_BYTES
+    name, at = _text(view, at, flexible)
+    if name is None:
+        raise BadRequest("a topic without a name")
+    return name, at
 
 
 def _text(view: memoryview, at: int, flexible: bool) -> tuple[str | None, int]:
@@ -181,17 +208,14 @@ _STORED: Final = Struct(f">ihqqq{len(_NO_REASON)}s")  # the usual result of a fl
 
 
 def write_produced(
-    version: int, topics: Sequence[tuple[ProducedTopic, Sequence[ProducedPart]]]
+    version: int, topics: Sequence[tuple[TopicKey, Sequence[ProducedPart]]]
 ) -> bytes:
     """The body of the answer to a produce request."""
     flexible = version >= PRODUCE_FLEXIBLE
     out: list[bytes] = []
     _put_count(out, len(topics), flexible)
     for topic, parts in topics:
-        if isinstance(topic, bytes):
-            out.append(topic)
-        else:
-            _put_topic(out, topic, flexible)
+        _put_topic(out, topic, flexible)
         _put_count(out, len(parts), flexible)
         for partition, code, base, append_ms, start, reason in parts:
             if flexible and reason is None:
@@ -232,8 +256,8 @@ def _put_count(out: list[bytes], count: int, flexible: bool) -> None:
 
 
 def _put_topic(out: list[bytes], topic: TopicKey, flexible: bool) -> None:
-    if isinstance(topic, UUID):
-        out.append(topic.bytes)
+    if isinstance(topic, bytes):
+        out.append(topic)
         return
     name = topic.encode()
     if flexible:
@@ -244,6 +268,84 @@ def _put_topic(out: list[bytes], topic: TopicKey, flexible: bool) -> None:
 
 
 # ------------------------------------------------------------------------------------------- fetch
+
+NO_EPOCH: Final = -1  # of a leader: the client knows none
+_NO_SESSION: Final = (0, -1)  # id and epoch of those who know no sessions
+_LIMITS: Final = Struct(">iiib")  # longest wait, fewest and most bytes, isolation
+_FETCH_SESSION: Final = Struct(">ii")
+# Partition, leader's epoch, offset, bytes at most. What followers tell is stepped over: the epoch
+# that they read last, and where their log begins.
+_FETCH_PARTS: Final = {
+    4: Struct(">iqi"),
+    **dict.fromkeys(range(5, 9), Struct(">iq8xi")),
+    **dict.fromkeys(range(9, FETCH_FLEXIBLE), Struct(">iiq8xi")),
+}
+_FETCH_PART: Final = Struct(">iiq4x8xi")
+
+
+def read_fetch(frame: bytes | memoryview, at: int, version: int) -> FetchRequest:
+    """The request from `at` on, of version 4 or newer; raises `BadRequest`."""
+    try:
+        return _read_fetch(memoryview(frame), at, version)
+    except (error, IndexError, ValueError) as bad:
+        raise BadRequest(f"a fetch that ends early or lies: {bad}") from bad
+
+
+def _read_fetch(view: memoryview, at: int, version: int) -> FetchRequest:
+    flexible, has_ids = version >= FETCH_FLEXIBLE, version >= FETCH_IDS
+    if version < 15:
+        at += 4  # a follower's number
+    wait_ms, min_bytes, bytes_max, isolation = _LIMITS.unpack_from(view, at)
+    at += _LIMITS.size
+    session_id, session_epoch = _NO_SESSION
+    if version >= 7:
+        session_id, session_epoch = _FETCH_SESSION.unpack_from(view, at)
+        at += _FETCH_SESSION.size
+    layout = _FETCH_PART if flexible else _FETCH_PARTS[version]
+    unpack, part_bytes = layout.unpack_from, layout.size
+    topics: list[tuple[TopicKey, list[FetchPart]]] = []
+    topic_count, at = _count(view, at, flexible)
+    for _ in range(topic_count):
+        topic, at = _topic(view, at, flexible, has_ids)
+        part_count, at = _count(view, at, flexible)
+        parts: list[FetchPart] = []
+        for _ in range(part_count):
+            found = unpack(view, at)
+            if version < 9:
+                found = (found[0], NO_EPOCH, *found[1:])
+            parts.append(_new_tuple(FetchPart, found))
+            at += part_bytes
+            if flexible:
+                at = skip_tags(view, at) if view[at] else at + 1
+        if flexible:
+            at = skip_tags(view, at) if view[at] else at + 1
+        topics.append((topic, parts))
+    forgotten: list[tuple[TopicKey, tuple[int, ...]]] = []
+    if version >= 7:
+        forgotten, at = _read_forgotten(view, at, flexible, has_ids)
+    if version >= 11:
+        _, at = _text(view, at, flexible)  # the reader's rack
+    if flexible:
+        skip_tags(view, at)
+    limits = (wait_ms, min_bytes, bytes_max, isolation, session_id, session_epoch)
+    return FetchRequest(*limits, topics, forgotten)
+
+
+def _read_forgotten(
+    view: memoryview, at: int, flexible: bool, has_ids: bool
+) -> tuple[list[tuple[TopicKey, tuple[int, ...]]], int]:
+    found: list[tuple[TopicKey, tuple[int, ...]]] = []
+    topic_count, at = _count(view, at, flexible)
+    for _ in range(topic_count):
+        topic, at = _topic(view, at, flexible, has_ids)
+        count, at = _count(view, at, flexible)
+        numbers = Struct(f">{count}i")
+        found.append((topic, numbers.unpack_from(view, at)))
+        at += numbers.size
+        if flexible:
+            at = skip_tags(view, at)
+    return found, at
+
 
 _FETCHED: Final = Struct(">ihqqq")  # index, code, high watermark, last stable, start
 _FETCHED_4: Final = Struct(">ihqq")

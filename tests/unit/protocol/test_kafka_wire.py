@@ -238,9 +238,84 @@ def test_the_answer_to_a_produce_request(version: int) -> None:
     assert (int(bad.error_code), getattr(bad, "error_message", "no batch")) == (87, "no batch")
 
 
-@pytest.mark.parametrize("version", range(4, 19))
+FETCH_VERSIONS = range(4, 19)
+
+
+def fetch_body(version: int, *, is_empty: bool = False) -> bytes:
+    """A fetch as kio writes it; an empty one says that nothing has changed."""
+    request: Any = load_request_schema(kafka_codes.FETCH, version)
+    module = load_payload_module(kafka_codes.FETCH, version, EntityType.request)
+
+    def made(shape: Any, **values: Any) -> Any:
+        names = shape.__dataclass_fields__
+        return shape(**{name: value for name, value in values.items() if name in names})
+
+    def part(number: int) -> Any:
+        return made(
+            module.FetchPartition,
+            partition=number,
+            current_leader_epoch=7,
+            fetch_offset=(1 << 40) + number,
+            last_fetched_epoch=3,
+            log_start_offset=5,
+            partition_max_bytes=1 << 20,
+            replica_directory_id=TOPIC_ID,  # tagged: to be stepped over
+        )
+
+    topics: tuple[Any, ...] = ()
+    forgotten: tuple[Any, ...] = ()
+    if not is_empty:
+        named = {"topic": "orders", "topic_id": TOPIC_ID}
+        topics = (made(module.FetchTopic, **named, partitions=(part(3), part(4))),)
+        if version >= 7:
+            forgotten = (made(module.ForgottenTopic, **named, partitions=(8, 9)),)
+    value = made(
+        request,
+        replica_id=-1,
+        cluster_id="c",
+        max_wait=timedelta(milliseconds=500),
+        min_bytes=1,
+        max_bytes=50 << 20,
+        isolation_level=1,
+        session_id=77,
+        session_epoch=12,
+        topics=topics,
+        forgotten_topics_data=forgotten,
+        rack_id="r1",
+    )
+    file = io.BytesIO()
+    entity_writer(request)(file, value)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_fetch_of_every_version_is_read(version: int, is_empty: bool) -> None:
+    data = fetch_body(version, is_empty=is_empty)
+    request = kafka_fast.read_fetch(b"head" + data + b"rest", 4, version)
+    assert request[:4] == (500, 1, 50 << 20, 1)
+    assert request[4:6] == ((77, 12) if version >= 7 else (0, -1))
+    key = TOPIC_ID.bytes if version >= 13 else "orders"
+    epoch = 7 if version >= 9 else -1
+    parts = [(number, epoch, (1 << 40) + number, 1 << 20) for number in (3, 4)]
+    assert request.topics == ([] if is_empty else [(key, parts)])
+    assert request.forgotten == ([] if is_empty or version < 7 else [(key, (8, 9))])
+    for end in range(len(data)):
+        with pytest.raises(BadRequest):
+            kafka_fast.read_fetch(data[:end], 0, version)
+
+
+@given(st.sampled_from(FETCH_VERSIONS), st.integers(0, 400), st.integers(0, 255))
+def test_a_damaged_fetch_is_read_or_refused(version: int, at: int, byte: int) -> None:
+    frame = bytearray(fetch_body(version))
+    frame[at % len(frame)] = byte
+    with suppress(BadRequest):
+        kafka_fast.read_fetch(bytes(frame), 0, version)
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
 def test_the_answer_to_a_fetch(version: int) -> None:
-    key = TOPIC_ID if version >= 13 else "orders"
+    key = TOPIC_ID.bytes if version >= 13 else "orders"
     parts = [
         FetchedPart(0, 0, 90, 80, 10, [(5, 70)], [b"abc", memoryview(b"defg")], 7),
         FetchedPart(1, kafka_codes.OFFSET_OUT_OF_RANGE, 9, 9, 1),
