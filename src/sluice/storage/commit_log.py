@@ -200,11 +200,21 @@ class CommitLog:
         self._end += size
 
     def write_early(self) -> None:
-        """Let another thread begin to write what is staged: `write` waits for it."""
+        """Let another thread begin to write what is staged: `write` waits for it.
+
+        In the order of the log, with the ends of files that became full: what a killed process
+        leaves must be a beginning of the turn.
+        """
         active = self._active
-        if self._group and active is not None:
-            self._early.begin(active.file, self._group, self._group_at - active.base)
-            self._group = []
+        if not self._group or active is None:
+            return
+        for segment, position, buffers in (
+            *self._full_groups,
+            (active, self._group_at, self._group),
+        ):
+            self._early.begin(segment.file, buffers, position - segment.base)
+        self._full_groups = []
+        self._group = []
 
     def _roll(self) -> None:
         active = self._active

@@ -161,6 +161,24 @@ def test_a_turn_that_fails_is_taken_back_whole(steps: int, nth: int) -> None:
     assert list(disk.bodies("t", 0)) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("steps", range(0, 22, 3))
+def test_a_turn_over_several_files_that_is_cut_short_is_a_beginning(steps: int) -> None:
+    background = Steps()
+    disk = Disk(background, flush="async")
+    disk.open()
+    bodies = [b"%02d" % n * 400 for n in range(16)]
+    for body in bodies:
+        disk.store.stage(Message("t", 0, body))
+        disk.store.log.write_early()
+    assert len(disk.store.log.segments) > 3
+    for _ in range(steps):
+        background.step(LANE)
+    disk.crash()
+    disk.open()
+    found = list(disk.bodies("t", 0).values())
+    assert found == bodies[: len(found)]
+
+
 def test_what_was_begun_is_not_read_before_the_turn_ends() -> None:
     background = Steps()
     disk = Disk(background, flush="async")
