@@ -75,7 +75,7 @@ from sluice.storage.store import ColdRead
 if TYPE_CHECKING:
     from sluice.broker.core import BrokerCore
 
-HANDLES_MAX: Final = 32_768  # of one publish
+HANDLES_MAX: Final = 131_072  # of one publish: they are one row of a table
 SINKS_MAX: Final = 10_000
 _ONCE_MS: Final = 3_600_000  # so long is a sink known that publishes one batch only
 _SWEEP_MS: Final = 60_000

@@ -20,7 +20,7 @@ from typing import Final
 from sluice.storage.background import Background
 from sluice.storage.files import OpenFile
 
-LARGE_BYTES: Final = 16 << 10  # of a write: of smaller ones most is not the pages' cost
+LARGE_BYTES: Final = 4 << 10  # of a write: of smaller ones most is not the pages' cost
 _TIMED_PART: Final = 8  # one of so many large writes is timed, because that costs something too
 # So many timed bytes are judged together. Where a page took that long, on average, and they were
 # written within that time, reading ahead begins.
