@@ -322,7 +322,7 @@ class Doors:
 
 def seen_by_spark(row: dict[str, Any]) -> Seen:
     """A row as Kafka's consumers see it: messages of RocketMQ's have tag and id as columns."""
-    headers = tuple((each["key"], each["value"]) for each in row["headers"])
+    headers = tuple((each["key"], each["value"]) for each in row["headers"] or ())
     when = row["timestamp" if row["timestampType"] == 0 else "bornTimestamp"]
     if row["timestampType"] == 1:  # a RocketMQ producer's
         if row["tag"] is not None:

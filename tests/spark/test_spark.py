@@ -414,6 +414,11 @@ def test_at_least_once_and_named_batches(spark: SparkSession, server: Server, to
     assert len(server.values(spark, topic)) == 100, "version 7 was written once"
     server.write(numbered(spark, 50), topic, txnAppId="job", txnVersion="8")
     assert len(server.values(spark, topic)) == 150
+    server.make(f"{topic}-2")
+    server.write(numbered(spark, 50), f"{topic}-2", txnAppId="job", txnVersion="7")
+    assert len(server.values(spark, f"{topic}-2")) == 50, "a version counts for each topic"
+    with pytest.raises(Exception, match="txnAppId needs option txnVersion"):
+        server.write(numbered(spark, 50), topic, txnAppId="job")
 
 
 # ---------------------------------------------------------------------------------------- documents

@@ -97,7 +97,7 @@ class Settings(Mapping[str, Value]):
             # under another name they are not taken for those that were there before.
             query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
             writer = rows.write.format("sluice").options(**options)
-            writer = writer.option("txnAppId", f"{query}-{topic}").option("txnVersion", number)
+            writer = writer.option("txnAppId", str(query)).option("txnVersion", number)
             writer.mode("append").save()
 
         return frame.writeStream.outputMode("update").foreachBatch(put)

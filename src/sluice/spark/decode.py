@@ -15,7 +15,7 @@ of Kafka's producers are rows of their own kind (`kafka_decode.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from typing import Any, Final, NamedTuple
 
@@ -314,7 +314,7 @@ def property_column(properties: pa.Array, name: bytes) -> pa.Array:
 
 
 def _headers(properties: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Name and value of each property of the user's."""
+    """Name and value of each property of the user's; null where there are none, as with Kafka."""
     items = pc.split_pattern(properties, b"\x02")
     parents = pc.list_parent_indices(items)
     flat = items.flatten()
@@ -341,18 +341,19 @@ def _headers(properties: pa.Array, kind: pa.DataType) -> pa.Array:
     struct = pa.StructArray.from_arrays(
         [names.take(chosen), values.take(chosen)], fields=list(kind.value_type)
     )
-    return pa.ListArray.from_arrays(pa.array(offsets), struct, type=kind)
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), struct, type=kind, mask=pa.array(counts == 0)
+    )
 
 
 def _record_headers(properties: pa.Array, kind: pa.DataType) -> pa.Array:
     """The same where messages show records of Kafka's producers, which may have any headers."""
-    return pa.array(
-        [
-            [{"key": name, "value": value} for name, value in kafka_views.headers_of(_parsed(each))]
-            for each in properties.to_pylist()
-        ],
-        kind,
-    )
+    return pa.array([_header_list(_parsed(each)) for each in properties.to_pylist()], kind)
+
+
+def _header_list(properties: Mapping[str, str]) -> list[dict[str, Any]] | None:
+    headers = kafka_views.headers_of(properties)
+    return [{"key": name, "value": value} for name, value in headers] or None
 
 
 def _parsed(properties: bytes) -> dict[str, str]:
@@ -533,10 +534,7 @@ class Decoder:
             "offset": lambda: message.queue_offset,
             "timestamp": lambda: 1000 * (message.born_ms if is_record else message.store_ms),
             "timestampType": lambda: CREATE_TIME if is_record else STORE_TIME,
-            "headers": lambda: [
-                {"key": key, "value": value}
-                for key, value in kafka_views.headers_of(message.properties)
-            ],
+            "headers": lambda: _header_list(message.properties),
             "tag": lambda: message.tags or None,
             "keys": lambda: [key for key in message.keys.split(" ") if key],
             "bornTimestamp": lambda: message.born_ms * 1000,

@@ -4,10 +4,15 @@ The columns are those of Spark's Kafka sink (value, key, topic, partition, heade
 `keys` of RocketMQ's. All messages of a record batch are joined to one text, and what goes to one
 queue is a stretch of it. They have the form of RocketMQ's batches (`protocol/message_batches.py`),
 or are images (`protocol/record_images.py`), which only Sluice's brokers understand.
+
+Properties are text. A key that is none, and headers that are none or that would not be read as
+headers, are written as those of Kafka's records are (`protocol/kafka_views.py`), one by one: rows
+that have them are the exception.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -21,13 +26,15 @@ from isal.isal_zlib import crc32
 from sluice.client.core.messages import RESERVED
 from sluice.errors import MessageIllegal
 from sluice.model import Buffer
-from sluice.protocol import records
+from sluice.protocol import kafka_batches, kafka_views, records
+from sluice.protocol.kafka_batches import Header, Record
 from sluice.protocol.message_batches import BATCH_COUNT_MAX
 from sluice.protocol.record_images import SIZE_BYTES, rest_bytes
 from sluice.protocol.records import CRC_PROPERTY_BYTES, PROPERTIES_BYTES_MAX
 from sluice.spark.layout import Column, lay_out
 
 Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 WRITTEN: Final = ("value", "key", "topic", "partition", "headers", "tag", "keys")
 # Columns that a row has when it was read, and that the broker gives anew.
@@ -40,6 +47,7 @@ _IMAGE_HEAD: Final = np.dtype(
 )
 _SLICE_BYTES: Final = 64 * 1024 * 1024
 _SEPARATORS: Final = "[\x01\x02]"
+_NOT_IN_TEXT: Final = r"[\x00-\x02]"
 _RESERVED: Final = pa.array(sorted(RESERVED), pa.string())
 
 
@@ -272,7 +280,7 @@ def _properties(batch: pa.RecordBatch, encoded: pa.DictionaryArray | None) -> pa
         parts.append(_one_property("KEYS", _joined_keys(keys), "keys"))
     elif encoded is not None:
         # Each key once: mostly they come again and again.
-        named = _one_property("KEYS", _text(encoded.dictionary, "key"), "key")
+        named = _key_properties(encoded.dictionary)
         parts.append(pc.fill_null(named.take(encoded.indices), b""))
     tag = _column(batch, "tag")
     if tag is not None:
@@ -292,16 +300,48 @@ def _properties(batch: pa.RecordBatch, encoded: pa.DictionaryArray | None) -> pa
     return found
 
 
-def _text(values: pa.Array, name: str) -> pa.Array:
+def _key_properties(keys: pa.Array) -> pa.Array:
+    """Of each of the keys, of which none is null."""
+    odd = _is_no_text(keys)
+    keys = keys.cast(pa.binary())
+    named = pc.binary_join_element_wise(b"KEYS\x01", keys, b"\x02", b"")
+    packed = [
+        f"{kafka_views.KEY_NAME}\x01{base64.b64encode(key).decode() or '='}\x02".encode()
+        for key in keys.filter(pa.array(odd)).to_pylist()
+    ]
+    return _replaced(named, odd, packed)
+
+
+def _is_no_text(values: pa.Array) -> Flags:
+    """Which values cannot be a property's: they are empty, or no text, or hold a separator."""
     try:
-        return values.cast(pa.string())
+        texts = values.cast(pa.string())
     except pa.ArrowInvalid:
-        raise MessageIllegal(
-            f"column {name} holds bytes that are no UTF-8 text; a message's key is text"
-        ) from None
+        return np.array([not kafka_views.plain_text(each or b"") for each in values.to_pylist()])
+    holds = pc.match_substring_regex(texts, _NOT_IN_TEXT)
+    return np.asarray(pc.fill_null(pc.or_(holds, pc.equal(pc.binary_length(texts), 0)), True))
+
+
+def _replaced(values: pa.Array, which: Flags, others: list[bytes]) -> pa.Array:
+    if not others:
+        return values
+    return pc.replace_with_mask(values, pa.array(which), pa.array(others, pa.binary()))
+
+
+def _without_nulls(lists: pa.Array) -> pa.Array:
+    """Lists without the nulls that are in them."""
+    flat = lists.flatten()
+    if not flat.null_count:
+        return lists
+    keep = np.flatnonzero(np.asarray(flat.is_valid()))
+    owners = np.asarray(pc.list_parent_indices(lists))[keep]
+    counts = np.bincount(owners, minlength=len(lists))
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), flat.take(pa.array(keep)))
 
 
 def _joined_keys(keys: pa.Array) -> pa.Array:
+    keys = _without_nulls(keys)
     flat = keys.flatten()
     if pc.any(pc.match_substring(flat, " ")).as_py():
         raise MessageIllegal("column keys holds a key with a blank; blanks separate keys")
@@ -318,6 +358,7 @@ def _one_property(name: str, values: pa.Array, column: str) -> pa.Array:
 
 
 def _header_properties(headers: pa.Array) -> pa.Array:
+    headers = _without_nulls(headers)
     flat = headers.flatten()
     names, values = flat.field("key"), flat.field("value")
     if names.null_count:
@@ -326,13 +367,48 @@ def _header_properties(headers: pa.Array) -> pa.Array:
     if pc.any(own).as_py():
         name = names.filter(own)[0].as_py()
         raise MessageIllegal(f"header {name} is RocketMQ's own; use another name")
-    _refuse_separators(names, "the key of a header")
-    _refuse_separators(_text(values, "headers"), "a header")
     items = pc.binary_join_element_wise(names.cast(pa.binary()), values.fill_null(b""), b"\x01")
     items = pc.binary_join_element_wise(items, b"\x02", b"")
     offsets = headers.offsets.to_numpy()
     lists = pa.ListArray.from_arrays(pa.array(offsets - offsets[0]), items)
-    return pc.fill_null(pc.binary_join(lists, b""), b"")
+    found = pc.fill_null(pc.binary_join(lists, b""), b"")
+    odd = _is_no_text(values) | _is_no_name(names)
+    if not odd.any():
+        return found
+    rows = np.zeros(len(headers), np.bool_)
+    rows[np.asarray(pc.list_parent_indices(headers))[odd]] = True
+    packed = [
+        _packed_headers([(each["key"], each["value"]) for each in row])
+        for row in headers.filter(pa.array(rows)).to_pylist()
+    ]
+    return _replaced(found, rows, packed)
+
+
+def _is_no_name(names: pa.Array) -> Flags:
+    """Which names of headers would not be read as such from a property."""
+    coded = names.dictionary_encode()
+    wrong = [not _is_name(name) for name in coded.dictionary.to_pylist()]
+    found: Flags = np.array(wrong or [False], np.bool_)[np.asarray(coded.indices)]
+    return found
+
+
+def _is_name(name: str) -> bool:
+    return bool(kafka_views.plain_text(name.encode())) and not kafka_views.is_system(name)
+
+
+def _packed_headers(headers: list[Header]) -> bytes:
+    """Headers that are not all properties: those that can be one, for filters, and all as Kafka's
+    records have them, for readers.
+    """
+    plain: dict[str, str] = {}
+    for name, value in headers:
+        text = kafka_views.plain_text(value or b"")
+        if text and _is_name(name):
+            plain.setdefault(name, text)
+    packed = bytearray()
+    kafka_batches.put_record(packed, Record(0, 0, None, None, tuple(headers)))
+    plain[kafka_views.HEADERS_NAME] = base64.b64encode(packed).decode()
+    return "".join(f"{name}\x01{text}\x02" for name, text in plain.items()).encode()
 
 
 def _refuse_separators(values: pa.Array, what: str) -> None:

@@ -189,14 +189,16 @@ class Rows:
         return Headers(owners, name_at, name_end, value_at, value_end, np.concatenate(nulls)[order])
 
     def headers(self, kind: pa.DataType) -> pa.Array:
-        """The headers of each record, in Kafka's type."""
+        """The headers of each record, in Kafka's type; null where it has none, as with Kafka."""
         headers = self.check_headers()
         counts = np.bincount(headers.owners, minlength=self.count)
         offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
         names = text_column(self._cut(headers.name_at, headers.name_end))
         values = self._cut(headers.value_at, headers.value_end, headers.is_null)
         struct = pa.StructArray.from_arrays([names, values], fields=list(kind.value_type))
-        return pa.ListArray.from_arrays(pa.array(offsets), struct, type=kind)
+        return pa.ListArray.from_arrays(
+            pa.array(offsets), struct, type=kind, mask=pa.array(counts == 0)
+        )
 
     def texts_of(self, name: str) -> pa.Array:
         """What one header says as text: the first of this name that is text at all, or null."""

@@ -9,6 +9,7 @@ here does IO.
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ import orjson
 
 from sluice.errors import ConfigError
 from sluice.spark import columns
+
+log_lines = logging.getLogger("sluice.spark")
 
 Strategy = Literal["error", "latest"]
 
@@ -40,7 +43,15 @@ _KAFKA_TUNING: Final = (
     *("kafka.acks", "kafka.linger.ms", "kafka.batch.size", "kafka.buffer.memory"),
     *("kafka.retries", "kafka.compression.type", "kafka.max.request.size"),
     *("kafka.metadata.max.age.ms", "kafka.default.api.timeout.ms", "kafka.delivery.timeout.ms"),
+    *("kafka.enable.idempotence", "kafka.retry.backoff.ms", "kafka.max.block.ms"),
+    *("kafka.check.crcs", "kafka.connections.max.idle.ms"),
+    "kafka.max.in.flight.requests.per.connection",
 )
+# Options of Kafka's client that say what is so anyhow; with another value they cannot be kept.
+_KAFKA_KEPT: Final = {
+    "kafka.isolation.level": "read_committed",
+    "kafka.security.protocol": "plaintext",
+}
 _COMMON: Final = (
     *_ADDRESSES,
     *("sluice.tls", "sluice.tls.ca.file", "sluice.tls.any.name", "sluice.tls.certificate.file"),
@@ -68,7 +79,11 @@ _STREAM_ONLY: Final = (
 )
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _SELECTING: Final = ("subscribe", "subscribePattern", "assign")
+_HINT: Final = "did you mean"
+_QUEUE_KEY: Final = re.compile(r"(?:.+/)?[0-9]{1,9}")
 _GROUP: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,120}")
+# Of a sink's name, which brokers take up to 255 characters of: the topic has room behind it.
+_SINK: Final = re.compile(r"[ -~]{1,200}")
 
 # {topic: {partition as text: offset or time}}
 PerPartition = dict[str, dict[str, int]]
@@ -142,7 +157,7 @@ class ReadOptions:
         """Refuse what a batch query cannot have."""
         for name in _STREAM_ONLY:
             if name in self.given:
-                raise ConfigError(f"option {name} is for streams; a batch query reads all at once")
+                log_lines.warning("option %s is for streams; a batch query ignores it", name)
         if self.start is not None and self.start.all_at == LATEST and _is_plain(self.start):
             raise ConfigError("option startingOffsets: a batch query cannot start at 'latest'")
         if self.end is not None and self.end.all_at == EARLIEST and _is_plain(self.end):
@@ -192,6 +207,8 @@ class _Given:
         names = {name.lower(): name for name in known}
         self._values: dict[str, str] = {}
         for name, value in options.items():
+            if _KAFKA_KEPT.get(name.lower()) == str(value).strip().lower():
+                continue
             if name.lower() not in names:
                 raise ConfigError(_unknown(name, known, other))
             self._values[names[name.lower()]] = str(value).strip()
@@ -250,7 +267,7 @@ def _unknown(name: str, known: tuple[str, ...], other: str) -> str:
         )
     lower = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), lower, 1)
-    hint = f"; did you mean {lower[near[0]]}?" if near else ""
+    hint = f"; {_HINT} {lower[near[0]]}?" if near else ""
     return f"option {name} is not known to the sluice {other}{hint}"
 
 
@@ -287,6 +304,7 @@ def _connection(given: _Given) -> Connection:
 def read_options(options: Mapping[str, str]) -> ReadOptions:
     """The options of `spark.read` or `spark.readStream`; raises ConfigError."""
     given = _Given(options, (*_COMMON, *_READ), "source")
+    connection = _connection(given)
     topics, pattern, assigned = _selection(given)
     numbers = {
         name: given.number(name, None)
@@ -302,7 +320,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         )
     strategy = given.word("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
     return ReadOptions(
-        _connection(given),
+        connection,
         topics,
         pattern,
         assigned,
@@ -366,6 +384,8 @@ def _selection(
         if not isinstance(partitions, list) or not partitions:
             raise ConfigError(f"option assign: the partitions of {topic} are no list of numbers")
         assigned[topic] = tuple(str(each) for each in partitions)
+        for key in assigned[topic]:
+            _check_key("assign", topic, key)
     return tuple(assigned), "", assigned
 
 
@@ -374,9 +394,12 @@ def _group(given: _Given) -> str:
     kafka = given.text("kafka.group.id")
     if group and kafka and group != kafka:
         raise ConfigError("options groupId and kafka.group.id contradict")
-    group = group or kafka
     if group and prefix:
         raise ConfigError("options groupId and groupIdPrefix contradict; give one")
+    if kafka and prefix:
+        log_lines.warning("option groupIdPrefix is ignored: kafka.group.id names the group")
+        prefix = ""
+    group = group or kafka
     for name, value in (("groupId", group), ("groupIdPrefix", prefix)):
         if value and not _GROUP.fullmatch(value):
             raise ConfigError(
@@ -424,11 +447,19 @@ def _per_partition(
         if not isinstance(partitions, dict) or not partitions:
             raise ConfigError(f'option {name}: {topic} needs {{"0": number, ...}}')
         for partition, number in partitions.items():
+            _check_key(name, topic, partition)
             if not isinstance(number, int) or isinstance(number, bool) or number < low:
                 raise ConfigError(f"option {name}: {topic}/{partition}: {number!r} is no number")
             if assigned is not None and partition not in assigned.get(topic, ()):
                 raise ConfigError(f"option {name}: {topic}/{partition} is not in option assign")
     return content
+
+
+def _check_key(name: str, topic: str, key: str) -> None:
+    if not _QUEUE_KEY.fullmatch(key):
+        raise ConfigError(
+            f"option {name}: {topic}: {key!r} is neither a queue's number nor broker/number"
+        )
 
 
 def _json(name: str, value: str) -> dict[str, Any]:
@@ -448,17 +479,52 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     """The options of `df.write` or `df.writeStream`; raises ConfigError."""
     given = _Given(options, (*_COMMON, *_WRITE), "sink")
     version = given.number("txnVersion", None, 0)
-    if (version is None) != (not given.text("txnAppId")) and version is not None:
+    sink_id = given.text("txnAppId")
+    if version is not None and not sink_id:
         raise ConfigError("option txnVersion needs option txnAppId")
+    if "txnAppId" in given.names and not _SINK.fullmatch(sink_id):
+        raise ConfigError(
+            f"option txnAppId: {sink_id[:80]!r} is no name: 1 to 200 printable ASCII characters"
+        )
     delivery = ""
     if given.text("delivery"):
         delivery = given.word("delivery", ("exactlyOnce", "atLeastOnce"), "")
+    if sink_id and delivery == "atLeastOnce":
+        raise ConfigError(
+            "options txnAppId and delivery contradict: what is named to be written once is not "
+            "sent at least once; leave one out"
+        )
     batch_bytes = given.size("batchBytes", 2 * _MIB, 1024)
     return WriteOptions(
         _connection(given),
         given.text("topic"),
         delivery,
-        given.text("txnAppId"),
+        sink_id,
         version,
         _at_most(given, "batchBytes", batch_bytes, 4 * _MIB),
     )
+
+
+# ------------------------------------------------------------------------------------------- either
+
+
+def check_either(options: Mapping[str, str]) -> None:
+    """Refuse what neither a read nor a write takes, with the error of what it seems to be."""
+    try:
+        read_options(options)
+        return
+    except ConfigError as error:
+        as_read = error
+    try:
+        write_options(options)
+    except ConfigError as error:
+        raise (error if _is_of_write(options, as_read, error) else as_read) from None
+
+
+def _is_of_write(options: Mapping[str, str], as_read: ConfigError, as_write: ConfigError) -> bool:
+    given = {name.lower() for name in options}
+    if not given.isdisjoint(name.lower() for name in _SELECTING):
+        return False
+    if not given.isdisjoint(name.lower() for name in _WRITE if name not in _READ):
+        return True
+    return _HINT in str(as_write) and _HINT not in str(as_read)

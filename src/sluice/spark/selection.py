@@ -22,11 +22,15 @@ T = TypeVar("T")
 class Selection:
     """The queues of a query as they are now, and what they hold."""
 
-    def __init__(self, cluster: Cluster, options: ReadOptions, plain_broker: str = "") -> None:
-        """`plain_broker`: whose the numbers without a broker are, where a topic has several."""
+    def __init__(
+        self, cluster: Cluster, options: ReadOptions, plain_brokers: Mapping[str, str] | None = None
+    ) -> None:
+        """`plain_brokers`: whose a topic's numbers without a broker are, where it has several and
+        the option does not say it.
+        """
         self._cluster = cluster
         self._options = options
-        self._plain_broker = plain_broker or options.plain_broker
+        self._plain_brokers = plain_brokers or {}
         self.spans: dict[Queue, Span] = {}
         self.partitions: dict[Queue, int] = {}  # their numbers, as the rows say them
         self.brokers: dict[str, set[str]] = {}
@@ -68,7 +72,7 @@ class Selection:
         chosen = {}
         for key in self._options.assigned[topic]:
             queue = positions.queue_of(
-                topic, key, self.brokers[topic], self._plain_broker, "option assign"
+                topic, key, self.brokers[topic], self._plain_broker(topic), "option assign"
             )
             if queue not in spans:
                 raise ConfigError(f"option assign: {topic} has no queue {key}")
@@ -105,7 +109,7 @@ class Selection:
 
     def _given(self, value: PerPartition, what: str) -> Offsets:
         """Numbers that an option gives for every queue, no more and no less."""
-        given = positions.from_json(value, self.brokers, self._plain_broker, what)
+        given = self._offsets(value, what)
         for queue in self.spans:
             if queue not in given:
                 raise ConfigError(f"{what}: {name_of(queue)} is missing; all queues are needed")
@@ -128,4 +132,14 @@ class Selection:
 
     def parse(self, value: Mapping[str, Mapping[str, int]]) -> Offsets:
         """Offsets of the checkpoint."""
-        return positions.from_json(value, self.brokers, self._plain_broker, "the checkpoint")
+        return self._offsets(value, "the checkpoint")
+
+    def _offsets(self, value: Mapping[str, Mapping[str, int]], what: str) -> Offsets:
+        offsets: Offsets = {}
+        for topic, own in value.items():
+            plain = self._plain_broker(topic)
+            offsets |= positions.from_json({topic: own}, self.brokers, plain, what)
+        return offsets
+
+    def _plain_broker(self, topic: str) -> str:
+        return self._options.plain_broker or self._plain_brokers.get(topic, "")

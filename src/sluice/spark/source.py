@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from sluice.spark import columns
-from sluice.spark.options import ReadOptions, read_options, write_options
+from sluice.spark.options import ReadOptions, check_either, read_options, write_options
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -32,6 +32,8 @@ class SluiceSource(DataSource):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
+        # Where a schema is given Spark does not ask for ours, and this is the first that it runs.
+        check_either(self.options)
 
     @classmethod
     def name(cls) -> str:

@@ -75,8 +75,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             cluster.forget_routes()
             self._routes_at = time.monotonic()
         # A topic that is known from when it had one broker keeps its numbers' meaning.
-        plain = next(iter(set(self._plain_brokers.values())), "")
-        selection = Selection(cluster, self._options, plain).look()
+        selection = Selection(cluster, self._options, self._plain_brokers).look()
         for topic, brokers in selection.brokers.items():
             if len(brokers) == 1:
                 self._plain_brokers.setdefault(topic, next(iter(brokers)))
@@ -202,6 +201,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 lost(f"{name_of(queue)} is gone, up to offset {stop} was to be read", self._options)
                 continue
             begin = first.get(queue, span.low)
+            if begin > stop:
+                lost(
+                    f"{name_of(queue)}: a batch that ends at offset {stop} would begin at {begin}. "
+                    "Where a query was to begin at 'latest' and died in its first batch, 'latest' "
+                    "is further on now, and what lay between is not read; option groupId keeps "
+                    "where such a query began",
+                    self._options,
+                )
             if begin < span.low and begin < stop:
                 lost(
                     f"{name_of(queue)}: offset {begin} is gone, the oldest message has {span.low}",

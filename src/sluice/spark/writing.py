@@ -14,6 +14,7 @@ whether they have published the batch already.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 import uuid
@@ -44,6 +45,7 @@ log_lines = logging.getLogger("sluice.spark")
 EXACTLY_ONCE: Final = "exactlyOnce"
 AT_LEAST_ONCE: Final = "atLeastOnce"
 PATIENCE_MS: Final = 120_000
+_SINK_CHARS_MAX: Final = 255  # as brokers take them, printable ASCII
 _LANES: Final = 2  # portions to different queues that are under way at one time
 _HELD_BYTES_MAX: Final = 32 << 20  # of small portions that wait for more of their kind
 _BATCH_PROPERTY: Final = "streaming.sql.batchId"
@@ -238,7 +240,27 @@ def _publish(cluster: Cluster, messages: list[WriterCommitMessage | None], *, on
             "changed meanwhile. Nothing was published; run the batch again"
         )
     handles = [handle for message in staged for handle in message.handles]
-    cluster.publish(broker, topic, staged[0].sink, staged[0].batch, handles, once=once)
+    sink, batch = staged[0].sink, staged[0].batch
+    if not cluster.publish(broker, topic, sink, batch, handles, once=once) and not once:
+        log_lines.warning(
+            "batch %d of sink %s, or a later one, was published before, so nothing was published: "
+            "the batch came again, or its txnVersion was used already",
+            batch,
+            sink,
+        )
+
+
+def sink_name(options: WriteOptions) -> str:
+    """What a broker knows a sink by; empty where the options do not name it.
+
+    With the topic: a program that writes one version to several topics writes to each of them.
+    """
+    if not options.sink_id or not options.topic:
+        return options.sink_id
+    name = f"{options.sink_id}/{options.topic}"
+    if len(name) <= _SINK_CHARS_MAX and name.isascii() and name.isprintable():
+        return name
+    return f"{options.sink_id}/{hashlib.sha256(options.topic.encode()).hexdigest()[:32]}"
 
 
 def checked(options: WriteOptions, schema: StructType, overwrite: bool) -> WriteOptions:
@@ -253,9 +275,14 @@ class BatchWriter(DataSourceArrowWriter):
     """`df.write`: one batch."""
 
     def __init__(self, options: WriteOptions) -> None:
+        if options.sink_id and options.version is None:
+            raise ConfigError(
+                "option txnAppId needs option txnVersion in a batch write: the number of the "
+                "batch in foreachBatch, or one that grows with every write"
+            )
         self._options = options
         # One object on the driver, and its copies on the executors: all have the same name.
-        self._sink = options.sink_id or f"spark-batch-{uuid.uuid4()}"
+        self._sink = sink_name(options) or f"spark-batch-{uuid.uuid4()}"
         self._batch = options.version or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -288,7 +315,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "Spark does not tell the number of the batch; name the sink with option txnAppId, "
                 "or use delivery=atLeastOnce"
             )
-        sink = self._options.sink_id or f"spark-{query}"
+        sink = sink_name(self._options) or f"spark-{query}"
         return _Task(self._options, sink, int(batch), _task_number()).run(iterator)
 
     def commit(

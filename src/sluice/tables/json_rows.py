@@ -16,6 +16,7 @@ import datetime
 import decimal
 import json
 import math
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
@@ -26,6 +27,7 @@ from sluice.errors import ConfigError
 
 _NONE: Final = type(None)
 _SHOWN_CHARS: Final = 60
+_INFERRED_LEVELS_MAX: Final = 100
 
 Converter = Callable[[Any], Any]
 
@@ -57,7 +59,7 @@ class JsonRows:
         columns = []
         for each, convert in zip(self._schema, self._convert, strict=True):
             column = [document.get(each.name) for document in documents]
-            columns.append(_array(each, column, convert, bad))
+            columns.append(_array(each, column, convert, bad, values))
         return pa.RecordBatch.from_arrays(columns, schema=nullable(self._schema)), bad
 
 
@@ -78,7 +80,22 @@ def _loads(value: bytes) -> Any:
 
 
 def _loads_exactly(value: bytes) -> Any:
-    return json.loads(value, parse_float=decimal.Decimal, parse_constant=_no_number)
+    text = value.decode()
+    found = json.loads(text, parse_float=decimal.Decimal, parse_constant=_no_number)
+    if "\\ud" in text or "\\uD" in text:
+        # Half of a pair is no text, and this parser takes it; as bytes it is refused.
+        json.dumps(found, default=str, ensure_ascii=False).encode()
+    return found
+
+
+def _exact(found: Any, value: bytes | None, name: str) -> Any:
+    """What was found, or an integer whose digits have been lost because it is so large."""
+    if type(found) is not float or abs(found) < 1 << 63 or value is None:
+        return found
+    try:
+        return json.loads(value)[name]
+    except ValueError:
+        return found
 
 
 def _no_number(word: str) -> NoReturn:
@@ -90,7 +107,13 @@ def nullable(schema: pa.Schema) -> pa.Schema:
     return pa.schema([each.with_nullable(True) for each in schema])
 
 
-def _array(each: pa.Field, values: list[Any], convert: Converter, bad: dict[int, str]) -> pa.Array:
+def _array(
+    each: pa.Field,
+    values: list[Any],
+    convert: Converter,
+    bad: dict[int, str],
+    raw: Sequence[bytes | None],
+) -> pa.Array:
     kinds = set(map(type, values))
     if not each.nullable and _NONE in kinds:
         for number, value in enumerate(values):
@@ -101,6 +124,8 @@ def _array(each: pa.Field, values: list[Any], convert: Converter, bad: dict[int,
             return pa.array(values, each.type)
         except (pa.ArrowException, OverflowError, ValueError):
             pass  # one of them is out of range: which one is found below
+    if pa.types.is_string(each.type) and float in kinds:
+        values = [_exact(value, whole, each.name) for value, whole in zip(values, raw, strict=True)]
     converted = []
     for number, value in enumerate(values):
         try:
@@ -143,6 +168,8 @@ def converter(kind: pa.DataType, name: str) -> Converter:
         return _map(kind, name)
     if pa.types.is_integer(kind):
         return _integer(kind, name)
+    if pa.types.is_floating(kind):
+        return _float(kind, name)
     if pa.types.is_decimal(kind):
         return _decimal(kind, name)
     if pa.types.is_timestamp(kind):
@@ -158,7 +185,10 @@ def _unfit(name: str, value: object, what: str) -> Unfit:
 
 
 def _shown(value: object) -> str:
-    text = _dumps(value)
+    try:
+        text = _dumps(value)
+    except RecursionError:
+        return "a value of too many levels"
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 
 
@@ -167,7 +197,7 @@ def _dumps(value: object) -> str:
         return str(value)
     try:
         return orjson.dumps(value, default=str).decode()
-    except TypeError:  # a number of more than 64 bits
+    except TypeError:  # a number of more than 64 bits, or hundreds of levels
         return json.dumps(value, default=str, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -184,16 +214,20 @@ def _integer(kind: pa.DataType, name: str) -> Converter:
     return convert
 
 
-def _float(name: str) -> Converter:
+def _float(kind: pa.DataType, name: str) -> Converter:
+    is_single = pa.types.is_float32(kind)
+
     def convert(value: Any) -> float:
         if type(value) not in (int, float, decimal.Decimal):
             raise _unfit(name, value, "number")
         try:
             found = float(value)
+            if is_single:
+                struct.pack("<f", found)
         except OverflowError:
             found = math.inf
         if math.isinf(found):
-            raise _unfit(name, value, "DOUBLE")
+            raise _unfit(name, value, "FLOAT" if is_single else "DOUBLE")
         return found
 
     return convert
@@ -208,8 +242,16 @@ def _bool(name: str) -> Converter:
     return convert
 
 
-def _string(_: str) -> Converter:
-    return lambda value: value if type(value) is str else _dumps(value)
+def _string(name: str) -> Converter:
+    def convert(value: Any) -> str:
+        if type(value) is str:
+            return value
+        try:
+            return _dumps(value)
+        except RecursionError:
+            raise _unfit(name, value, "STRING") from None
+
+    return convert
 
 
 def _binary(name: str) -> Converter:
@@ -257,6 +299,8 @@ def _decimal(kind: pa.DataType, name: str) -> Converter:
             if type(value) not in (int, str, decimal.Decimal):
                 raise ValueError
             found = decimal.Decimal(value)
+            if not found.is_finite():
+                raise ValueError
             with decimal.localcontext(prec=kind.precision) as context:
                 context.traps[decimal.Inexact] = True
                 return found.quantize(step)
@@ -309,7 +353,6 @@ def _struct(kind: pa.DataType, name: str) -> Converter:
 
 
 _SIMPLE: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[str], Converter]], ...]] = (
-    (pa.types.is_floating, _float),
     (pa.types.is_boolean, _bool),
     (pa.types.is_string, _string),
     (pa.types.is_binary, _binary),
@@ -340,8 +383,10 @@ def infer(values: Sequence[bytes | None]) -> pa.Schema:
     return pa.schema([kind.field(number) for number in range(kind.num_fields)])
 
 
-def _common(values: Sequence[Any]) -> pa.DataType | None:
+def _common(values: Sequence[Any], level: int = 0) -> pa.DataType | None:
     """The type of all these values; None where all are null."""
+    if level > _INFERRED_LEVELS_MAX:
+        return pa.string()
     kinds = set(map(type, values)) - {_NONE}
     if not kinds:
         return None
@@ -353,7 +398,8 @@ def _common(values: Sequence[Any]) -> pa.DataType | None:
     if kinds <= {int, float}:
         return pa.float64()
     if kinds == {list}:
-        inner = _common([each for value in values if value is not None for each in value])
+        each_one = [each for value in values if value is not None for each in value]
+        inner = _common(each_one, level + 1)
         return pa.list_(inner or pa.string())
     if kinds == {dict}:
         names: dict[str, list[Any]] = {}
@@ -361,5 +407,7 @@ def _common(values: Sequence[Any]) -> pa.DataType | None:
             for name, own in (value or {}).items():
                 names.setdefault(name, []).append(own)
         if names:
-            return pa.struct([(name, _common(own) or pa.string()) for name, own in names.items()])
+            return pa.struct(
+                [(name, _common(own, level + 1) or pa.string()) for name, own in names.items()]
+            )
     return pa.string()

@@ -98,15 +98,18 @@ def refuse_bad(count: int, first: str) -> None:
 
 
 def publish_dead_letters(frame: DataFrame, settings: Settings, query: str, batch: int) -> None:
-    """Send them, once for a query and a batch however often this runs."""
+    """Send them, once for a query and a batch however often this runs, unless told otherwise."""
     if not settings.dead_letter_topic:
         raise ConfigError(
             f"option dead_letter_topic: batch {batch} has rows that do not fit, and was begun with "
             "a topic for them; name it"
         )
+    from sluice.spark.options import write_options
+
     writer = frame.write.format("sluice").options(**settings.sink_options)
     writer = writer.option("topic", settings.dead_letter_topic)
-    writer = writer.option("txnAppId", f"table-{query}").option("txnVersion", batch)
+    if write_options(settings.sink_options).delivery != "atLeastOnce":
+        writer = writer.option("txnAppId", f"table-{query}").option("txnVersion", batch)
     writer.mode("append").save()
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from sluice.errors import ConfigError
 from sluice.pipelines import board, files, generating, needs, progress, session, starter
 from sluice.pipelines.settings import Settings, Value, read_values
 from sluice.pipelines.traffic import Event
+from sluice.spark.options import write_options
 
 
 def java_that_says(directory: Path, text: str) -> str:
@@ -145,6 +147,58 @@ def test_settings_are_a_table() -> None:
     settings = Settings("p", "a:1;b:2", {"top": 10}, {"sluice.tls": "true"})
     assert (dict(settings), settings.text("top")) == ({"top": 10}, "10")
     assert settings.options == {"sluice.bootstrap.servers": "a:1,b:2", "sluice.tls": "true"}
+
+
+class FakeFrame:
+    """A DataFrame, its writers and its session, as far as `publish` goes."""
+
+    def __init__(self) -> None:
+        self.write = self.writeStream = self.sparkSession = self.sparkContext = self
+        self.put: Callable[[FakeFrame, int], None] | None = None
+        self.given: dict[str, str] = {}
+        self.saved_count = 0
+
+    def outputMode(self, name: str) -> FakeFrame:  # noqa: N802
+        assert name == "update"
+        return self
+
+    def foreachBatch(self, put: Callable[[FakeFrame, int], None]) -> FakeFrame:  # noqa: N802
+        self.put = put
+        return self
+
+    def getLocalProperty(self, name: str) -> str:  # noqa: N802
+        assert name == "sql.streaming.queryId"
+        return "query"
+
+    def format(self, name: str) -> FakeFrame:
+        assert name == "sluice"
+        return self
+
+    def options(self, **more: Any) -> FakeFrame:
+        self.given |= {name: str(value) for name, value in more.items()}
+        return self
+
+    def option(self, name: str, value: Any) -> FakeFrame:
+        return self.options(**{name: value})
+
+    def mode(self, name: str) -> FakeFrame:
+        assert name == "append"
+        return self
+
+    def save(self) -> None:
+        self.saved_count += 1
+
+
+def test_what_is_published_is_named_by_the_query() -> None:
+    """Also to a topic of a long name: the sink adds the topic by itself, and shortens it."""
+    topic = "t" * 249
+    frame: Any = FakeFrame()
+    Settings("p", "a:1").publish(frame, topic)
+    assert frame.put is not None
+    frame.put(frame, 7)
+    options = write_options(frame.given)
+    assert (options.topic, options.sink_id, options.version) == (topic, "query", 7)
+    assert frame.saved_count == 1
 
 
 def test_the_session_is_set_for_its_master() -> None:

@@ -84,6 +84,7 @@ def test_all_columns_of_all_kinds_of_entries(with_crc: bool, host: bytes) -> Non
     assert [row["timestamp"].timestamp() for row in found] == [9.05, 9.051, 9.052, 9.053, 9.054]
     assert {row["bornTimestamp"].timestamp() for row in found} == {8.0}
     assert found[0]["headers"] == [{"key": "price", "value": b"5"}]
+    assert found[1]["headers"] is None, "as Spark's Kafka source has it"
     assert found[2]["headers"] == [{"key": "a", "value": b"b=c"}]
     assert found[3]["headers"] == [{"key": "name", "value": "größe".encode()}]
     assert found[2]["messageId"] == "U1"
@@ -118,7 +119,7 @@ def test_compressed_bodies_are_unpacked_and_the_others_beside_them_are_kept() ->
     found = rows(data, sizes)
     assert [row["value"] for row in found] == [b"large " * 100, b"plain"]
     assert (found[0]["tag"], found[0]["key"], found[1]["tag"]) == ("A", b"k", None)
-    assert found[0]["headers"] == [{"key": "h", "value": b"v"}]
+    assert [row["headers"] for row in found] == [[{"key": "h", "value": b"v"}], None]
     assert rows(data, sizes, tags="B") == []
 
 

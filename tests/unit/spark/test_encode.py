@@ -8,11 +8,13 @@ import pyarrow as pa
 import pytest
 
 from sluice.errors import MessageIllegal
-from sluice.protocol import records
+from sluice.protocol import kafka_views, records
 from sluice.protocol.message_batches import split_batch
 from sluice.protocol.record_images import read_images
 from sluice.spark import layout
 from sluice.spark.encode import Portion, check_columns, portions
+from tests.unit.spark.test_decode import message, stored
+from tests.unit.spark.test_decode import rows as decoded
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -59,6 +61,82 @@ def test_every_column_has_its_place_in_the_message() -> None:
 def test_text_is_taken_for_bytes() -> None:
     found = sent({"value": pa.array(["größe"]), "key": pa.array(["k"])})
     assert found[0][2] == [("größe".encode(), {"KEYS": "k"})]
+
+
+def shown(columns: dict[str, Any]) -> list[tuple[bytes | None, list[tuple[str, bytes | None]]]]:
+    """Key and headers of every row, as readers understand the messages."""
+    messages = [message for _, _, own in sent(columns) for message in own]
+    messages.sort()
+    return [
+        (kafka_views.key_of(properties), list(kafka_views.headers_of(properties)))
+        for _, properties in messages
+    ]
+
+
+def test_keys_that_are_no_text_are_kept() -> None:
+    keys = [b"k", b"\xff\x00", None, b"", (1).to_bytes(8, "big"), b"a\x02b", b"\xff\x00", b"k"]
+    values = pa.array([b"%d" % n for n in range(8)])
+    assert [key for key, _ in shown({"value": values, "key": pa.array(keys)})] == keys
+    (_, _, own), *_ = sent({"value": pa.array([b"a"]), "key": pa.array([b"k"])})
+    assert own == [(b"a", {"KEYS": "k"})], "text stays a property that everybody reads"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        ("h", b"\xff"),
+        ("h", b"a\x01b"),
+        ("h", b""),
+        ("h", None),
+        ("__h", b"1"),
+        ("_SYS_h", b"1"),
+        ("%h", b"1"),
+        ("SHARDING_KEY", b"1"),
+        ("a\x01", b"1"),
+        ("", b"1"),
+    ],
+)
+def test_headers_that_are_no_properties_are_kept(odd: tuple[str, bytes | None]) -> None:
+    rows: list[list[tuple[str, bytes | None]]] = [
+        [("g", b"1")],
+        [("g", b"2"), odd, ("i", b"3")],
+        [],
+        [odd],
+    ]
+    columns = {
+        "value": pa.array([b"%d" % n for n in range(4)]),
+        "headers": pa.array([[{"key": k, "value": v} for k, v in row] for row in rows], HEADERS),
+    }
+    assert [headers for _, headers in shown(columns)] == rows
+    ((_, _, own),) = sent(columns)
+    assert own[0][1] == {"g": "1"}, "rows beside it stay as they are"
+    assert {**own[1][1], "g": "2", "i": "3"} == own[1][1], "what can be a property is one too"
+    assert odd[0] not in own[1][1]
+
+
+def test_nulls_in_lists_are_passed_over() -> None:
+    keys = [["k1", None, "k2"], [None], None, ["k3"]]
+    headers: list[list[dict[str, Any] | None] | None] = [
+        [None, {"key": "h", "value": b"1"}, None],
+        [None],
+        None,
+        [{"key": "g", "value": b"2"}],
+    ]
+    found = sent(
+        {
+            "value": pa.array([b"a", b"b", b"c", b"d"]),
+            "keys": pa.array(keys, pa.list_(pa.string())),
+            "headers": pa.array(headers, HEADERS),
+        }
+    )
+    assert [properties for _, _, own in found for _, properties in own] == [
+        {"KEYS": "k1 k2", "h": "1"},
+        {},
+        {},
+        {"KEYS": "k3", "g": "2"},
+    ]
+    nothing = {"key": pa.nulls(1, pa.binary()), "headers": pa.nulls(1, HEADERS)}
+    assert sent({"value": pa.array([b"a"]), **nothing}) == [("t", -1, [(b"a", {})])]
 
 
 def test_equal_keys_go_to_one_queue_and_rows_without_one_anywhere() -> None:
@@ -175,8 +253,7 @@ def test_the_column_says_the_topic_where_no_option_does() -> None:
     [
         ({"value": pa.array([b"a", None])}, "1 rows have a value that is null or empty"),
         ({"value": pa.array([b""])}, "null or empty"),
-        ({"value": pa.array([b"a"]), "key": pa.array([b"\xff"])}, "no UTF-8"),
-        ({"value": pa.array([b"a"]), "key": pa.array(["a\x02b"])}, "separate properties"),
+        ({"value": pa.array([b"a"]), "keys": pa.array([["a\x02b"]])}, "separate properties"),
         ({"value": pa.array([b"a"]), "tag": pa.array(["\x01"])}, "column tag"),
         ({"value": pa.array([b"a"]), "keys": pa.array([["a b"]])}, "blank"),
         ({"value": pa.array([b"a"]), "partition": pa.array([4], pa.int32())}, "partition 4"),
@@ -188,9 +265,14 @@ def test_the_column_says_the_topic_where_no_option_does() -> None:
             "header TAGS is RocketMQ's own",
         ),
         (
-            {"value": pa.array([b"a"]), "headers": pa.array([[{"key": "a\x01", "value": b""}]],
+            {"value": pa.array([b"a"]), "headers": pa.array([[{"key": None, "value": b""}]],
                                                             HEADERS)},
-            "the key of a header",
+            "a header without a key",
+        ),
+        (
+            {"value": pa.array([b"a"]), "headers": pa.array([[{"key": "a", "value": bytes(30000)}]],
+                                                            HEADERS)},
+            "bytes; 32747 at most",
         ),
     ],
 )  # fmt: skip
@@ -213,3 +295,29 @@ def test_a_dataframe_that_cannot_be_written() -> None:
     ):
         with pytest.raises(MessageIllegal, match=words):
             check_columns(fields, topic)
+
+
+def test_what_a_row_was_written_with_is_read_again() -> None:
+    """Keys and headers of any kind, as the columns of the source show them."""
+    keys = [b"k", b"\xff", None, b"", b"k2"]
+    headers: list[list[dict[str, Any]] | None] = [
+        [{"key": "h", "value": b"1"}],
+        [{"key": "__h", "value": b"\xff"}, {"key": "h", "value": None}],
+        None,
+        [{"key": "h", "value": b""}],
+        None,
+    ]
+    columns = {
+        "value": pa.array([b"%d" % n for n in range(5)]),
+        "key": pa.array(keys),
+        "headers": pa.array(headers, HEADERS),
+    }
+    messages = [
+        message(bytes(body), properties)
+        for portion in portions(pa.record_batch(columns), "t", lambda _: 1, 1 << 20)
+        for _, body, properties in split_batch(joined(portion))
+    ]
+    messages.sort(key=lambda each: bytes(each.body))
+    found = decoded(*stored(messages))
+    assert [row["key"] for row in found] == keys
+    assert [row["headers"] for row in found] == headers

@@ -117,7 +117,7 @@ def test_rows_are_the_records(sent: list[tuple[list[Record], int]]) -> None:
     assert [row["offset"] for row in found_rows] == [at for at, _ in expected]
     for row, (at, record) in zip(found_rows, expected, strict=True):
         assert (row["key"], row["value"]) == (record.key, record.value)
-        assert [(h["key"], h["value"]) for h in row["headers"]] == list(record.headers)
+        assert row["headers"] == ([{"key": k, "value": v} for k, v in record.headers] or None)
         assert row["timestampType"] == 0
         assert round(row["timestamp"].timestamp() * 1000) == BASE_MS + record.time_delta
         # What a RocketMQ consumer is shown of the same record.
@@ -175,6 +175,10 @@ def test_what_rocketmqs_messages_tell_of_records() -> None:
     for name in ("key", "value", "headers", "tag", "keys", "offset"):
         assert row[name] == other[name], name
     assert (row["key"], row["value"]) == (b"\xff\x00", None)
+    message = Message("orders", 3, *kafka_views.content_of(Record(0, 0, b"k", b"v")), born_ms=8_000)
+    size = encoder.measure(message, b"orders")
+    (row,) = rows(encoder.encode(message, b"orders", size, 4, 0, 9_000))
+    assert (row["key"], row["headers"]) == (b"k", None)
 
 
 def _body(inside: bytes, count: int = 1, last: int = 0) -> bytes:

@@ -6,7 +6,15 @@ import pytest
 
 from sluice.errors import ConfigError
 from sluice.spark import columns
-from sluice.spark.options import EARLIEST, LATEST, Bound, Filters, read_options, write_options
+from sluice.spark.options import (
+    EARLIEST,
+    LATEST,
+    Bound,
+    Filters,
+    check_either,
+    read_options,
+    write_options,
+)
 
 GOOD = {"sluice.bootstrap.servers": "a:1,b:2", "subscribe": "t, u,t"}
 
@@ -57,6 +65,35 @@ def test_a_job_of_the_kafka_source_is_understood() -> None:
     assert (options.max_offsets, options.min_offsets, options.max_delay_ms) == (10, 5, 30_000)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kafka.enable.idempotence", "true"),
+        ("kafka.retry.backoff.ms", "100"),
+        ("kafka.max.block.ms", "any"),
+        ("kafka.check.crcs", "false"),
+        ("kafka.connections.max.idle.ms", "-1"),
+        ("kafka.max.in.flight.requests.per.connection", "5"),
+        ("kafka.isolation.level", "read_committed"),
+        ("kafka.security.protocol", "PLAINTEXT"),
+    ],
+)
+def test_options_of_kafkas_client_that_change_nothing(name: str, value: str) -> None:
+    assert read_options({**GOOD, name: value}).topics == ("t", "u")
+    written = write_options({"sluice.bootstrap.servers": "a:1", "topic": "t", name: value})
+    assert written.topic == "t"
+
+
+def test_what_kafkas_source_ignores_is_ignored_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = read_options({**GOOD, "kafka.group.id": "g", "groupIdPrefix": "no group"})
+    assert options.group == "g"
+    assert "option groupIdPrefix is ignored" in caplog.text
+    read_options({**GOOD, "maxOffsetsPerTrigger": "5"}).check_batch()
+    assert "option maxOffsetsPerTrigger is for streams" in caplog.text
+
+
 def test_bounds_count_in_kafkas_order() -> None:
     given = {
         **GOOD,
@@ -89,6 +126,7 @@ def test_filters_and_sizes() -> None:
         ({"startingOffset": "earliest"}, "option startingOffset is not known"),
         ({"startingOffset": "earliest"}, "did you mean startingOffsets"),
         ({"kafka__security__protocol": "SSL"}, "option kafka.security.protocol"),
+        ({"kafka__isolation__level": "read_uncommitted"}, "option kafka.isolation.level"),
         ({"sluice__bootstrap__servers": "-"}, "sluice.bootstrap.servers is needed"),
         ({"kafka__bootstrap__servers": "x:1"}, "both say where"),
         ({"sluice__bootstrap__servers": "nowhere"}, "'nowhere' is not host:port"),
@@ -102,6 +140,10 @@ def test_filters_and_sizes() -> None:
         ({"startingOffsets": '{"t": {"0": "5"}}'}, "t/0: '5' is no number"),
         ({"startingOffsets": '{"t": {"0": -3}}'}, "t/0: -3"),
         ({"startingOffsets": '{"t": 5}'}, "option startingOffsets: t needs"),
+        ({"startingOffsets": '{"t": {"a": 1}}'}, "option startingOffsets: t: 'a' is neither"),
+        ({"startingOffsets": '{"t": {"/1": 1}}'}, "option startingOffsets: t: '/1' is neither"),
+        ({"endingOffsetsByTimestamp": '{"t": {"1.5": 1}}'}, "option endingOffsetsByTimestamp: t"),
+        ({"subscribe": "-", "assign": '{"t": ["a"]}'}, "option assign: t: 'a' is neither"),
         ({"startingTimestamp": "yesterday"}, "option startingTimestamp"),
         ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger: '0'"),
         ({"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"}, "minOffsetsPerTrigger (6)"),
@@ -127,7 +169,6 @@ def test_what_is_wrong_is_named(changes: dict[str, str], words: str) -> None:
 
 def test_what_makes_no_sense_for_a_batch_or_a_stream() -> None:
     for change, words in (
-        ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams"),
         ({"startingOffsets": "latest"}, "cannot start at 'latest'"),
         ({"endingOffsets": "earliest"}, "cannot end at 'earliest'"),
         ({"startingOffsets": '{"t": {"0": -1}}'}, "t/0 cannot be latest"),
@@ -145,11 +186,18 @@ def test_options_of_writes() -> None:
     servers = {"sluice.bootstrap.servers": "a:1"}
     options = write_options({**servers, "topic": "t", "checkpointLocation": "/x"})
     assert (options.topic, options.delivery, options.version) == ("t", "", None)
-    options = write_options(
-        {**servers, "delivery": "atleastonce", "txnAppId": "a", "txnVersion": "3"}
-    )
-    assert (options.delivery, options.sink_id, options.version) == ("atLeastOnce", "a", 3)
+    options = write_options({**servers, "delivery": "atleastonce"})
+    assert (options.delivery, options.sink_id, options.version) == ("atLeastOnce", "", None)
+    options = write_options({**servers, "txnAppId": "a", "txnVersion": "3"})
+    assert (options.delivery, options.sink_id, options.version) == ("", "a", 3)
+    assert write_options({**servers, "txnAppId": "x" * 200}).sink_id == "x" * 200
     for change, words in (
+        ({"txnAppId": ""}, "option txnAppId: '' is no name"),
+        ({"txnAppId": "größe"}, "option txnAppId: 'größe' is no name"),
+        ({"txnAppId": "x" * 201}, "1 to 200 printable ASCII characters"),
+        ({"txnAppId": "a", "txnVersion": "one"}, "option txnVersion: 'one' is no whole number"),
+        ({"txnAppId": "a", "txnVersion": "-1"}, "option txnVersion: '-1'"),
+        ({"txnAppId": "a", "delivery": "atLeastOnce"}, "txnAppId and delivery contradict"),
         ({"delivery": "twice"}, "'twice' is none of"),
         ({"txnVersion": "3"}, "txnVersion needs option txnAppId"),
         ({"subscribe": "t"}, "option subscribe is not known to the sluice sink"),
@@ -172,3 +220,35 @@ def test_what_spark_itself_passes_to_a_sink_is_no_mistake() -> None:
     """The name of a query and its checkpoint are handed to the sink among its options."""
     given = {"sluice.bootstrap.servers": "a:1", "queryname": "q", "checkpointlocation": "c"}
     assert write_options(given).connection.nameservers == ("a:1",)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({**GOOD, "startingOffset": "earliest"}, "sluice source; did you mean startingOffsets"),
+        ({**GOOD, "topic": "t"}, "option topic is not known to the sluice source"),
+        ({"subscribe": "t", "assign": '{"t": [0]}'}, "sluice.bootstrap.servers is needed"),
+        ({**GOOD, "minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}, "contradict"),
+        ({"sluice.bootstrap.servers": "a:1", "topic": "t", "delivery": "x"}, "'x' is none of"),
+        ({"sluice.bootstrap.servers": "a:1", "topik": "t"}, "sluice sink; did you mean topic"),
+        ({"sluice.bootstrap.servers": "a:1", "subscrib": "t"}, "did you mean subscribe"),
+        ({}, "sluice.bootstrap.servers is needed"),
+    ],
+)
+def test_what_neither_a_read_nor_a_write_takes(options: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_either(options)
+
+
+def test_what_a_read_or_a_write_takes() -> None:
+    check_either(GOOD)
+    check_either({"sluice.bootstrap.servers": "a:1", "topic": "t"})
+
+
+def test_the_source_checks_its_options_when_it_is_made() -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed: script/setup does it")
+    from sluice.spark.source import SluiceSource
+
+    with pytest.raises(ConfigError, match="did you mean startingOffsets"):
+        SluiceSource({**GOOD, "startingOffset": "earliest"})
+    assert SluiceSource(GOOD).options == GOOD

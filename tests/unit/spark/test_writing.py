@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from collections import defaultdict
@@ -11,9 +12,11 @@ import pytest
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: script/setup does it")
 
+from sluice.errors import ConfigError
 from sluice.spark import writing
 from sluice.spark.encode import Portion
-from sluice.spark.writing import _Gathering
+from sluice.spark.options import WriteOptions, write_options
+from sluice.spark.writing import BatchWriter, StreamWriter, Written, _Gathering, sink_name
 
 BYTES_MAX = 1000
 
@@ -81,3 +84,62 @@ def test_a_worker_settles_once() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert said.stdout == "True True\n"
+
+
+# -------------------------------------------------------------------------------------------- sinks
+
+
+def options(**more: str) -> WriteOptions:
+    return write_options({"sluice.bootstrap.servers": "a:1", **more})
+
+
+class FakeCluster:
+    """Publishes every batch of a sink once."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, int]] = []
+
+    def publish(
+        self, broker: str, topic: str, sink: str, batch: int, handles: list[str], *, once: bool
+    ) -> bool:
+        if (sink, batch) in self.published:
+            return False
+        self.published.append((sink, batch))
+        return True
+
+
+def test_a_named_batch_write_needs_its_number() -> None:
+    """Without one every write would be taken for the first, and all but that one be lost."""
+    with pytest.raises(ConfigError, match="option txnAppId needs option txnVersion"):
+        BatchWriter(options(topic="t", txnAppId="job"))
+    BatchWriter(options(topic="t", txnAppId="job", txnVersion="0"))
+    BatchWriter(options(topic="t"))
+    StreamWriter(options(topic="t", txnAppId="job"))
+
+
+def test_one_version_is_written_once_to_each_topic(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = FakeCluster()
+    monkeypatch.setattr(writing, "cluster_for", lambda *_: cluster)
+
+    def write(topic: str) -> None:
+        writer = BatchWriter(options(topic=topic, txnAppId="job", txnVersion="7"))
+        writer.commit([Written(writer._sink, writer._batch, "broker-a", topic, ("handle",))])
+
+    with caplog.at_level(logging.WARNING, "sluice.spark"):
+        write("t")
+        write("u")
+        assert not caplog.records
+        write("t")
+    assert cluster.published == [("job/t", 7), ("job/u", 7)]
+    assert "batch 7 of sink job/t, or a later one, was published before" in caplog.text
+
+
+def test_a_sinks_name_is_one_that_brokers_take() -> None:
+    assert sink_name(options(txnAppId="job")) == "job"
+    assert sink_name(options(topic="t")) == ""
+    long = [sink_name(options(topic=c * 249, txnAppId="x" * 200)) for c in "tu"]
+    assert long[0] != long[1]
+    assert all(len(name) <= 255 and name.startswith("x" * 200 + "/") for name in long)
+    assert sink_name(options(topic="größe", txnAppId="job")).isascii()

@@ -46,10 +46,16 @@ def one(kind: pa.DataType, text: str) -> Any:
         (pa.int32(), '{"y": 1}', None),
         (pa.float64(), '{"x": 5}', 5.0),
         (pa.float64(), '{"x": true}', "field x: true is no number"),
+        (pa.float64(), '{"x": 1e39}', 1e39),
+        (pa.float32(), '{"x": 0.5}', 0.5),
+        (pa.float32(), '{"x": 1e39}', "field x: 1e+39 is no FLOAT"),
+        (pa.float32(), '{"x": -1e39}', "field x: -1e+39 is no FLOAT"),
         (pa.bool_(), '{"x": true}', True),
         (pa.bool_(), '{"x": 1}', "field x: 1 is no BOOLEAN"),
         (pa.string(), '{"x": "a"}', "a"),
         (pa.string(), '{"x": [1, {"b": 2}]}', '[1,{"b":2}]'),
+        (pa.string(), '{"x": 1.5}', "1.5"),
+        (pa.string(), '{"x": 123456789012345678901234567890}', "123456789012345678901234567890"),
         (pa.binary(), '{"x": "AQI="}', b"\1\2"),
         (pa.binary(), '{"x": "%"}', 'field x: "%" is no BINARY (as base64)'),
         (pa.date32(), '{"x": "2026-11-16"}', datetime.date(2026, 11, 16)),
@@ -71,6 +77,8 @@ def one(kind: pa.DataType, text: str) -> Any:
         (pa.decimal128(5, 2), '{"x": 1.255}', "field x: 1.255 is no DECIMAL(5, 2)"),
         (pa.decimal128(5, 2), '{"x": 1000}', "field x: 1000 is no DECIMAL(5, 2)"),
         (pa.decimal128(5, 2), '{"x": NaN}', "is no JSON: NaN is no number of JSON"),
+        (pa.decimal128(5, 2), '{"x": "NaN"}', 'field x: "NaN" is no DECIMAL(5, 2)'),
+        (pa.decimal128(5, 2), '{"x": "-Infinity"}', 'field x: "-Infinity" is no DECIMAL(5, 2)'),
         (
             pa.decimal128(38, 18),
             '{"x": 12345678901234567890.123456789012345678}',
@@ -110,6 +118,35 @@ def test_what_is_no_json(text: str) -> None:
     for kind in (pa.int32(), pa.decimal128(5, 2)):
         _, bad = JsonRows(pa.schema([("x", kind)])).parse([text.encode("latin-1")])
         assert bad[0].startswith("is no JSON: ")
+
+
+@pytest.mark.parametrize("half", [r'"\ud800"', r'"\uDC00"', r'{"\ud800": 1}', r'["\ud800"]'])
+def test_half_of_a_pair_is_no_text(half: str) -> None:
+    schema = pa.schema([("x", pa.string()), ("y", pa.decimal128(5, 2))])
+    values: list[bytes | None] = [
+        f'{{"x": {half}}}'.encode(),
+        rb'{"x": "\ud83d\ude00", "y": 1.5}',
+        b'{"x": "\xed\xa0\x80"}',
+    ]
+    batch, bad = JsonRows(schema).parse(values)
+    assert all(reason.startswith("is no JSON: ") for reason in bad.values())
+    assert sorted(bad) == [0, 2]
+    assert batch.column(0)[1].as_py() == "\U0001f600"
+
+
+@pytest.mark.parametrize("more", [[], [("y", pa.decimal128(5, 2))]])
+def test_a_value_of_too_many_levels_is_one_bad_row(more: list[tuple[str, pa.DataType]]) -> None:
+    """More than can be written as text again; with it in the sample, the schema is inferred."""
+    deep = b"[" * 980 + b"]" * 980
+    values: list[bytes | None] = [b'{"x": "a"}', b'{"x": %b}' % deep, deep, b'{"x": [[[1]]]}']
+    batch, bad = JsonRows(pa.schema([("x", pa.string()), *more])).parse(values)
+    assert sorted(bad) == [1, 2]
+    assert all(reason for reason in bad.values())
+    assert [batch.column(0)[number].as_py() for number in (0, 3)] == ["a", "[[[1]]]"]
+    assert infer(values).names == ["x"]
+    assert infer(values[1:2]).names == ["x"]
+    _, bad = JsonRows(pa.schema([("x", pa.int32()), *more])).parse(values[1:2])
+    assert list(bad) == [0]
 
 
 def test_rows_around_a_bad_one_are_read() -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sluice.errors import ConfigError, SluiceError
+from sluice.spark.options import write_options
 from sluice.tables.delta import quoted
 from sluice.tables.rows import check_frame
 from sluice.tables.schemas import Shape
-from sluice.tables.sinks import check_origin, check_replay, dead_options, refuse_bad
+from sluice.tables.sinks import (
+    Settings,
+    check_origin,
+    check_replay,
+    dead_options,
+    publish_dead_letters,
+    refuse_bad,
+)
 
 ENDS = {"gifts": {"0": 5, "1": 7}}
 
@@ -61,3 +71,46 @@ def test_shapes_and_frames() -> None:
     check_frame(["x"], has_schema=False, partition_by=("x",))
     with pytest.raises(ConfigError, match="backtick"):
         quoted("a`b")
+
+
+class FakeWriter:
+    """A DataFrame and its writer: takes options and saves nothing."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+        self.saved_count = 0
+
+    @property
+    def write(self) -> FakeWriter:
+        return self
+
+    def format(self, name: str) -> FakeWriter:
+        assert name == "sluice"
+        return self
+
+    def options(self, **more: Any) -> FakeWriter:
+        self.given |= more
+        return self
+
+    def option(self, name: str, value: Any) -> FakeWriter:
+        return self.options(**{name: value})
+
+    def mode(self, name: str) -> FakeWriter:
+        assert name == "append"
+        return self
+
+    def save(self) -> None:
+        self.saved_count += 1
+
+
+@pytest.mark.parametrize("delivery", ["", "exactlyOnce", "atLeastOnce"])
+def test_dead_letters_are_named_unless_they_are_sent_at_least_once(delivery: str) -> None:
+    frame: Any = FakeWriter()
+    sink_options = dead_options("d", "host:1", {"delivery": delivery} if delivery else None)
+    settings = Settings("p", Shape(None, ()), "d", sink_options, 1, True)
+    publish_dead_letters(frame, settings, "query", 7)
+    write_options({name: str(value) for name, value in frame.given.items()})
+    assert frame.saved_count == 1
+    named = {name: frame.given[name] for name in ("txnAppId", "txnVersion") if name in frame.given}
+    is_named = delivery != "atLeastOnce"
+    assert named == ({"txnAppId": "table-query", "txnVersion": 7} if is_named else {})
