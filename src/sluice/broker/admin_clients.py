@@ -59,7 +59,7 @@ class AdminClients(AdminPart):
         wanted = members.subscriptions.items()
         body = bodies.write_consumer_connection(
             bodies.ConsumerConnection(
-                tuple(_connection_info(client) for client in members.members.values()),
+                tuple(_connection_info(client) for client in members.connections.values()),
                 members.consume_type,
                 members.message_model,
                 members.from_where,
@@ -177,7 +177,7 @@ class AdminClients(AdminPart):
         members = self._core.clients.consumers.get(group)
         if members is None:
             raise SluiceError(f"No Any Consumer online in the consumer group: [{group}]")
-        clients = [c for c in members.members.values() if not only or c.client_id == only]
+        clients = [c for c in members.connections.values() if not only or c.client_id == only]
         tables: dict[str, dict[MessageQueue, int]] = {}
         open_count = len(clients)
 

@@ -24,6 +24,7 @@ from sluice.broker.groups import (
     group_from_json,
 )
 from sluice.broker.kafka_admin_api import MARK, Ask, progress_asks
+from sluice.broker.priorities import altered_attributes
 from sluice.broker.remoting_api import Handle
 from sluice.broker.retry_policy import check_policy
 from sluice.broker.topics import QUEUES_MAX
@@ -82,7 +83,7 @@ class AdminGroups(AdminPart):
         self, connection: Connection, command: RemotingCommand, rows: list[dict[str, Any]]
     ) -> None:
         core = self._core
-        groups = [_checked(row) for row in rows]
+        groups = [_checked(row, core.groups.get(row["groupName"])) for row in rows]
         changed = [settings for settings in groups if core.groups.get(settings.name) != settings]
         if not changed:
             self._answer(connection, command)
@@ -325,14 +326,8 @@ class AdminGroups(AdminPart):
         wanted = fields["offset"] if queue_id >= 0 and fields["offset"] != -1 else None
 
         def ask(queue_id: int) -> Callable[[], int]:
-            def offset() -> int:
-                found = self._reset_offset(topic, queue_id, when_ms, wanted)
-                committed = core.offsets.committed(group, topic, queue_id)
-                if fields["isForce"] or wanted is not None or committed is None:
-                    return found
-                return min(found, committed)  # nothing is skipped that the group has not read
-
-            return offset
+            # With force or without: RocketMQ's brokers reset by themselves alike.
+            return lambda: self._reset_offset(topic, queue_id, when_ms, wanted)
 
         def found(offsets: list[int] | None, error: BaseException | None) -> None:
             if offsets is None:
@@ -340,10 +335,20 @@ class AdminGroups(AdminPart):
                 return
             table = dict(zip(queues, offsets, strict=True))
             log_lines.info("%s resets group %s on topic %s to %s", connection, group, topic, table)
-            for queue_id, offset in table.items():
-                core.offsets.reset(group, topic, queue_id, offset)
-            body = _offset_table({self._queue(topic, q): offset for q, offset in table.items()})
-            self._answer(connection, command, body=body)
+
+            def safe(error: SluiceError | None) -> None:
+                if error is not None:
+                    self._api.refuse(connection, command, error)
+                    return
+                rows = {self._queue(topic, q): offset for q, offset in table.items()}
+                self._answer(connection, command, body=_offset_table(rows))
+
+            try:
+                core.offsets.reset(group, topic, table, safe)
+            except SluiceError as refusal:
+                safe(refusal)
+                return
+            core.ask_turn()
             # Consumers that wait for messages hear of it now, not when their wait is over.
             for queue_id in table:
                 core.polls.wake((topic, queue_id))
@@ -384,7 +389,7 @@ class AdminGroups(AdminPart):
             log_lines.info("%s tells group %s to go on at %s", connection, group, offsets)
             for queue, offset in offsets:
                 core.offsets.rewound(group, topic, queue.queue_id, offset)
-            for client in members.members.values():
+            for client in members.connections.values():
                 is_cpp = _CPP in (client.language, command.language)
                 self._api.calls.tell(
                     client_channel(client),
@@ -425,15 +430,14 @@ def _offset_table(offsets: dict[MessageQueue, int]) -> bytes:
     return remoting_bodies.write_queue_offsets(offsets)
 
 
-def _checked(row: dict[str, Any]) -> GroupSettings:
-    """Settings that a group can have; raises what is wrong with them."""
+def _checked(row: dict[str, Any], before: GroupSettings | None) -> GroupSettings:
+    """Settings that a group can have after a change; raises what is wrong with them."""
     try:
         check_group(row["groupName"])
     except MessageIllegal as error:
         raise ParameterInvalid(str(error)) from None
-    unknown = next(iter(row["attributes"]), None)
-    if unknown is not None:
-        raise SluiceError(f"unsupported key: {unknown[1:100]}")
+    known = None if before is None else before.extra.get("attributes") or {}
+    attributes = altered_attributes(known, row["attributes"])
     settings = group_from_json(row["groupName"], row)
     if not 0 <= settings.retry_queues <= QUEUES_MAX:
         raise ParameterInvalid(
@@ -445,4 +449,6 @@ def _checked(row: dict[str, Any]) -> GroupSettings:
     extra = {name: value for name, value in settings.extra.items() if name != "attributes"}
     if extra.get("groupRetryPolicy") == {"type": "CUSTOMIZED"}:
         del extra["groupRetryPolicy"]
+    if attributes:
+        extra["attributes"] = attributes
     return replace(settings, extra=extra)

@@ -62,12 +62,15 @@ class AdminInfo(AdminPart):
         changes = remoting_bodies.read_properties(command.body)
         if any(name in changes for name in _BLACK_LIST):
             raise NoPermission("Can not update config in black list.")
-        before = core.config.permission
+        before = core.config
 
         def done(error: SluiceError | None) -> None:
             if error is None:
                 log_lines.info("%s changed settings: %s", connection, ", ".join(sorted(changes)))
-            routes = core.config.permission != before
+            routes = core.config.permission != before.permission
+            if core.config.creates_topics != before.creates_topics:
+                routes = True
+                core.topics.bump()  # whether the topic is told after which others are made
             self._when_durable(connection, command, routes=routes)(error)
 
         change(core, changes, "updateBrokerConfig", done)

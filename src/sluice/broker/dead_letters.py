@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sluice.broker import retry_forms as forms
-from sluice.broker.topics import DEAD_PREFIX, RETRY_PREFIX
+from sluice.broker.topics import CLOSED_TOPICS, DEAD_PREFIX, RETRY_PREFIX, SYSTEM_PREFIX
 from sluice.errors import NoPermission, ParameterInvalid, RecordDamaged, SluiceError, TopicMissing
 from sluice.model import Message, message_id
 from sluice.protocol import records
@@ -241,6 +241,11 @@ class DeadLetters:
         target = core.topics.get(name)
         if target is None or name.startswith((DEAD_PREFIX, RETRY_PREFIX)):
             raise TopicMissing(f"topic[{name}] not exist: send it to the group instead")
+        # A letter says itself where it came from, and who wrote it may have said anything.
+        if name in CLOSED_TOPICS or name.startswith(SYSTEM_PREFIX):
+            raise NoPermission(
+                f"Sending message to topic[{name}] is forbidden: send it to the group instead"
+            )
         if not target.writable:
             raise NoPermission(f"Sending message to topic[{name}] is forbidden.")
         queue_id = _number(origin.queue_id)

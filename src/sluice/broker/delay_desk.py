@@ -20,6 +20,7 @@ from sluice.broker.delays import Waiting
 from sluice.broker.timer_index import OFFSET_MASK, key_of
 from sluice.broker.topics import TIMER_TOPIC
 from sluice.errors import (
+    Busy,
     IllegalOperation,
     NoPermission,
     RecordDamaged,
@@ -86,6 +87,9 @@ class DelayDesk:
             except SluiceError as refusal:
                 done(refusal)
 
+        indexing = store.indexing
+        if not indexing.live and not indexing.failure:
+            raise Busy("the key index is made anew after the start; try again in a moment")
         store.query_key(TIMER_TOPIC, handle.unique_key, found)
 
     def handle(self, topic: str, text: str) -> delay_forms.Handle:

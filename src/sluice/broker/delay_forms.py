@@ -54,7 +54,7 @@ class Limits(NamedTuple):
 def requested(message: Message, now_ms: int, limits: Limits) -> Message:
     """What is stored for a message that a client sent; raises MessageIllegal with the reason."""
     properties = message.properties
-    if not _level(properties, limits.levels):
+    if b"TIMER_" in properties:
         for name in () if _is_sent_again(message) else _OWN:
             if records.property_value(properties, name):
                 raise MessageIllegal(

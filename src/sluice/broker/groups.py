@@ -114,6 +114,10 @@ class Client:
     heard_ms: int
 
 
+# Broadcasting consumers of one machine have one name, each its own channel.
+Connected = tuple[str, Hashable]
+
+
 @dataclass(slots=True)
 class ConsumerGroup:
     """The consumers of one group that are connected now."""
@@ -122,20 +126,22 @@ class ConsumerGroup:
     consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = "CLUSTERING"
     from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    connections: dict[Connected, Client] = field(default_factory=dict)
+    # By name: of those that have one name, who came last.
     members: dict[str, Client] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
-    # What each member said last: members of one group should all say the same.
-    wanted: dict[str, dict[str, Subscription]] = field(default_factory=dict)
+    # What each connected one said last: members of one group should all say the same.
+    wanted: dict[Connected, dict[str, Subscription]] = field(default_factory=dict)
 
     def disagreements(self) -> list[str]:
         """Topics on which the members do not agree, each with who wants what."""
         topics: dict[str, dict[str, list[str]]] = {}
-        for client_id, subscriptions in self.wanted.items():
+        for (client_id, _), subscriptions in self.wanted.items():
             for topic, subscription in subscriptions.items():
                 topics.setdefault(topic, {}).setdefault(subscription.label, []).append(client_id)
         result = []
         for topic, expressions in topics.items():
-            missing = [c for c in self.wanted if topic not in self.wanted[c]]
+            missing = [who[0] for who, said in self.wanted.items() if topic not in said]
             if missing:
                 expressions = {**expressions, "(not subscribed)": missing}
             if len(expressions) > 1:
@@ -173,11 +179,15 @@ class Clients:
     ) -> tuple[bool, list[str]]:
         """A consumer's heartbeat. Returns whether the group changed, and new disagreements."""
         members = self.consumers.setdefault(group, ConsumerGroup(group))
-        known = members.members.get(client.client_id)
-        changed = known is None or known.channel is not client.channel
-        if known is None and len(members.members) >= CLIENTS_PER_GROUP_MAX:
+        who = (client.client_id, client.channel)
+        changed = who not in members.connections
+        # Who connects anew may be known by the old connection still: there is room for both.
+        limit = CLIENTS_PER_GROUP_MAX * (2 if client.client_id in members.members else 1)
+        if changed and len(members.connections) >= limit:
             raise MessageIllegal(f"group {group} has {CLIENTS_PER_GROUP_MAX} consumers already")
-        members.members[client.client_id] = client
+        if changed or _is_of(members.members[client.client_id], client.channel):
+            members.members[client.client_id] = client
+        members.connections[who] = client
         members.consume_type = consume_type
         members.message_model = message_model
         members.from_where = from_where
@@ -192,7 +202,7 @@ class Clients:
             # As RocketMQ: the last heartbeat decides which topics the group reads.
             del members.subscriptions[topic]
             changed = True
-        members.wanted[client.client_id] = said
+        members.wanted[who] = said
         before = self._disagreed.get(group)
         disagreements = self._compare(members)
         return changed, disagreements if disagreements != before else []
@@ -239,10 +249,7 @@ class Clients:
     def leave(
         self, client_id: str, channel: Hashable, producer_group: str, consumer_group: str
     ) -> list[str]:
-        """A client says good-bye, for itself only. Returns the consumer groups that changed.
-
-        Broadcasting consumers of one machine have one name: each has its own channel.
-        """
+        """A client says good-bye, for itself only. Returns the consumer groups that changed."""
         members = self.producers.get(producer_group)
         if members is not None:
             if _is_of(members.get(client_id), channel):
@@ -250,9 +257,9 @@ class Clients:
             if not members:
                 del self.producers[producer_group]
         group = self.consumers.get(consumer_group)
-        if group is None or not _is_of(group.members.get(client_id), channel):
+        client = None if group is None else group.connections.get((client_id, channel))
+        if group is None or client is None or not self._forget(group, client):
             return []
-        self._forget(group, client_id)
         return [consumer_group]
 
     def closed(self, channel: Hashable) -> list[str]:
@@ -270,12 +277,9 @@ class Clients:
 
     def carry(self, jump_ms: int) -> None:
         """The clock jumps: everybody who is here was heard of as lately as before."""
-        members = [group.members for group in self.consumers.values()]
-        for client in {
-            id(client): client
-            for clients in (*self.producers.values(), *members)
-            for client in clients.values()
-        }.values():
+        consumers = [c for group in self.consumers.values() for c in group.connections.values()]
+        producers = [c for members in self.producers.values() for c in members.values()]
+        for client in {id(client): client for client in (*consumers, *producers)}.values():
             client.heard_ms += jump_ms
 
     def _remove(self, gone: Callable[[Client], bool]) -> list[str]:
@@ -286,21 +290,28 @@ class Clients:
                 del self.producers[name]
         changed = []
         for name, group in list(self.consumers.items()):
-            leaving = [c.client_id for c in group.members.values() if gone(c)]
-            for client_id in leaving:
-                self._forget(group, client_id)
-            if leaving:
+            leaving = [client for client in group.connections.values() if gone(client)]
+            names_gone = [self._forget(group, client) for client in leaving]
+            if any(names_gone):
                 changed.append(name)
         return changed
 
-    def _forget(self, group: ConsumerGroup, client_id: str) -> None:
-        group.members.pop(client_id, None)
-        group.wanted.pop(client_id, None)
-        if group.members:
+    def _forget(self, group: ConsumerGroup, client: Client) -> bool:
+        """Returns whether its name is gone with it: then the others have its queues."""
+        who = (client.client_id, client.channel)
+        del group.connections[who]
+        del group.wanted[who]
+        twins = [each for name, each in group.connections.items() if name[0] == client.client_id]
+        if not twins:
+            del group.members[client.client_id]
+        elif group.members[client.client_id] is client:
+            group.members[client.client_id] = twins[-1]
+        if group.connections:
             self._compare(group)
         else:
             del self.consumers[group.name]
             self._disagreed.pop(group.name, None)
+        return not twins
 
 
 class Groups:
@@ -331,7 +342,11 @@ class Groups:
                 raise GroupMissing(
                     f"subscription group [{name}] does not exist, apply first please!"
                 )
-            check_group(name)
+            try:
+                check_group(name)
+            except MessageIllegal as error:
+                missing = f"subscription group [{name[:255]}] does not exist: {error}"
+                raise GroupMissing(missing) from None
             settings = GroupSettings(name)
             self.put([settings])
         return settings

@@ -7,6 +7,8 @@ What would promise something that is not done (another codec) is refused.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -38,6 +40,9 @@ class _Known(NamedTuple):
     words: tuple[str, ...] = ()
 
 
+_REPLICAS: Final = ("*", "PARTITION:BROKER,...")  # what reassignments of partitions slow down
+_REPLICA: Final = re.compile(r"(?:[0-9]{1,10}:[0-9]{1,10})?")
+
 _KNOWN: Final = {
     "cleanup.policy": _Known(_LIST, "delete", words=("delete", "compact")),
     # Of those that pack batches themselves or move them elsewhere; here the producer's codec stays.
@@ -47,9 +52,11 @@ _KNOWN: Final = {
     "compression.zstd.level": _Known(_INT, "3", -131_072, 22),
     "delete.retention.ms": _Known(_LONG, "86400000", 0, _LONG_MAX),
     "file.delete.delay.ms": _Known(_LONG, "60000", 0, _LONG_MAX),
+    "follower.replication.throttled.replicas": _Known(_LIST, "", words=_REPLICAS),
     "flush.messages": _Known(_LONG, str(_LONG_MAX), 1, _LONG_MAX),
     "flush.ms": _Known(_LONG, str(_LONG_MAX), 0, _LONG_MAX),
     "index.interval.bytes": _Known(_INT, "4096", 0, _INT_MAX),
+    "leader.replication.throttled.replicas": _Known(_LIST, "", words=_REPLICAS),
     "local.retention.bytes": _Known(_LONG, "-2", -2, _LONG_MAX),
     "local.retention.ms": _Known(_LONG, "-2", -2, _LONG_MAX),
     "max.compaction.lag.ms": _Known(_LONG, str(_LONG_MAX), 1, _LONG_MAX),
@@ -79,7 +86,9 @@ _OF_BROKER: Final = {
     "file.delete.delay.ms": "log.segment.delete.delay.ms",
     "flush.messages": "log.flush.interval.messages",
     "flush.ms": "",
+    "follower.replication.throttled.replicas": "",
     "index.interval.bytes": "log.index.interval.bytes",
+    "leader.replication.throttled.replicas": "",
     "local.retention.bytes": "log.local.retention.bytes",
     "local.retention.ms": "log.local.retention.ms",
     "max.compaction.lag.ms": "log.cleaner.max.compaction.lag.ms",
@@ -109,8 +118,13 @@ def check_config(name: str, value: str | None) -> str:
     if value is None:
         return f"{name} has no value"
     if known.words:
-        parts = value.split(",") if known.kind == _LIST else [value]
-        if all(part.strip() in known.words for part in parts):
+        parts = [each.strip() for each in value.split(",")] if known.kind == _LIST else [value]
+        if known.kind == _BOOLEAN:
+            parts = [value.strip().lower()]
+        if known.words is _REPLICAS:
+            if parts == ["*"] or all(map(_REPLICA.fullmatch, parts)):
+                return ""
+        elif all(part.strip() in known.words for part in parts):
             return ""
         return f"{name}={value[:100]}: only {', '.join(known.words)} is supported here"
     try:
@@ -278,9 +292,15 @@ class KafkaConfigs:
 
         if not asked:
             answer({"responses": []})
+        times = Counter((each.resource_type, each.resource_name) for each in asked)
         for at, each in enumerate(asked):
             topic = self._core.kafka_topics.find(each.resource_name)
-            if each.resource_type != TOPIC_RESOURCE:
+            malformed = _malformed(each)
+            if times[each.resource_type, each.resource_name] > 1:
+                finish(at, kafka_codes.INVALID_REQUEST, "it is named twice")
+            elif malformed:
+                finish(at, kafka_codes.INVALID_REQUEST, malformed)
+            elif each.resource_type != TOPIC_RESOURCE:
                 finish(at, kafka_codes.INVALID_REQUEST, "only a topic's configurations change")
             elif topic is None:
                 finish(at, kafka_codes.UNKNOWN_TOPIC_OR_PARTITION)
@@ -323,6 +343,17 @@ class KafkaConfigs:
             told(error)
             return
         self._core.ask_turn()
+
+
+def _malformed(asked: Any) -> str:
+    """What is wrong with changes, whatever they are about."""
+    times = Counter(each.name for each in asked.configs)
+    for each in asked.configs:
+        if times[each.name] > 1:
+            return f"{each.name[:100]} is named twice"
+        if each.value is None and getattr(each, "config_operation", _SET) != _DELETE:
+            return f"{each.name[:100]} has no value"
+    return ""
 
 
 def _compacts(configs: dict[str, str]) -> bool:

@@ -106,6 +106,7 @@ class KafkaFetch:
             fetch.next_epoch = session.epoch
         limit = self._core.config.kafka_fetch_bytes_max
         fetch.bytes_max = min(max(0, asked.bytes_max), limit)
+        fetch.min_bytes = min(asked.min_bytes, fetch.bytes_max)  # more would never come
         if asked.wait_ms > 0:
             fetch.until_ms = self._core.now_ms() + min(asked.wait_ms, _WAIT_MS_MAX)
         self._look(fetch)
@@ -184,6 +185,7 @@ class KafkaFetch:
         is_enough = (
             fetch.is_last
             or not fetch.until_ms
+            or not fetch.wanted  # nothing would ever end the wait
             or fetch.total_bytes >= fetch.min_bytes
             or any(part.code for part in fetch.results)
         )

@@ -27,6 +27,8 @@ _NULL_PROTOCOL_FROM: Final = 7
 _MEMBERS_FROM: Final = 3  # version of LeaveGroup
 _MISSING_FROM: Final = 6  # version of DescribeGroups
 _INSTANCE_CHARACTERS_MAX: Final = 249
+_NO_OPERATIONS: Final = -2147483648  # nobody asked what is allowed
+_ALL_OPERATIONS: Final = sum(1 << bit for bit in (3, 6, 8))  # read, delete, describe
 
 
 def install(api: KafkaApi, core: BrokerCore, topics: KafkaTopics) -> None:
@@ -160,6 +162,10 @@ class GroupRequests:
 
     def describe(self, request: Request, answer: Answer) -> None:
         rows = [self._described(name, request.version) for name in request.body.groups]
+        wants_operations = getattr(request.body, "include_authorized_operations", False)
+        for row in rows:
+            is_told = wants_operations and not row.get("error_code")
+            row["authorized_operations"] = _ALL_OPERATIONS if is_told else _NO_OPERATIONS
         answer({"groups": rows})
 
     def _described(self, name: str, version: int) -> dict[str, Any]:

@@ -30,6 +30,15 @@ EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 EARLIEST_PENDING: Final = -6  # of what is to be moved to another tier, which there is none of
 _ENTRIES_MAX: Final = 1000
+# Times that mean something else, and the version of the request that first knew them.
+_KNOWN_FROM: Final = {
+    LATEST: 1,
+    EARLIEST: 1,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING: 11,
+}
 
 
 class At(NamedTuple):
@@ -57,7 +66,7 @@ class KafkaListOffsets:
 
         def ask() -> bool:
             for name, part in wanted[len(found) :]:
-                found.append(self._one(name, part, isolation))
+                found.append(self._one(name, part, isolation, request.version))
             return True
 
         def done(result: bool | None, error: BaseException | None) -> None:
@@ -76,13 +85,17 @@ class KafkaListOffsets:
 
         self._core.store.call(ask, done)
 
-    def _one(self, name: str, part: Any, isolation: int) -> dict[str, Any]:
+    def _one(self, name: str, part: Any, isolation: int, version: int) -> dict[str, Any]:
         result: dict[str, Any] = {
             "partition_index": part.partition_index,
             "timestamp": -1,
             "offset": -1,
             "leader_epoch": NO_EPOCH,
         }
+        when = int(part.timestamp)
+        if when < 0 and version < _KNOWN_FROM.get(when, version + 1):
+            result["error_code"] = kafka_codes.UNSUPPORTED_VERSION
+            return result
         topic = self._core.kafka_topics.find(name)
         if topic is None or not 0 <= part.partition_index < topic.partitions:
             result["error_code"] = kafka_codes.UNKNOWN_TOPIC_OR_PARTITION
@@ -92,7 +105,7 @@ class KafkaListOffsets:
             result["error_code"] = code
             return result
         try:
-            at = self._find(topic, part.partition_index, int(part.timestamp), isolation)
+            at = self._find(topic, part.partition_index, when, isolation)
         except SluiceError:
             result["error_code"] = kafka_codes.KAFKA_STORAGE_ERROR
             return result
@@ -114,8 +127,6 @@ class KafkaListOffsets:
             return At(high)
         if when == MAX_TIMESTAMP:
             return self._newest(topic, partition, high)
-        if when < 0:
-            return At()
         if topic.batches:
             return self._in_batches(topic, partition, when, high)
         return self._in_messages(topic, partition, when, high)
@@ -154,6 +165,8 @@ class KafkaListOffsets:
         # No record is further ahead of the clock than is allowed, so what was stored long before
         # need not be looked at.
         ahead_ms = self._core.config.kafka_timestamp_ahead_ms_max
+        if topic.after_ms_max is not None:
+            ahead_ms = max(ahead_ms, topic.after_ms_max)  # the topic may have had none before
         for part in self._parts(topic, partition):
             later = part._replace(first=self._stored_from(part, when - ahead_ms))
             for _, units in columns(self._core.store, later):
@@ -192,9 +205,10 @@ class KafkaListOffsets:
             is_match = time_ms >= when and entry.queue_offset < high
             return At(entry.queue_offset, time_ms) if is_match else At()
         head = kafka_batches.read_head(entry.body)
-        if head is None or head.is_control:
+        if head is None:
             return At()
-        if head.attributes & kafka_batches.APPEND_TIME:
+        if head.is_control or head.attributes & kafka_batches.APPEND_TIME:
+            # The end of a transaction is an entry as any other: its readers step over it.
             return At(entry.queue_offset, head.max_ms)
         try:
             found = kafka_batches.read_records(

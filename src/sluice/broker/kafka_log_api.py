@@ -67,6 +67,8 @@ class KafkaLogs:
                 finish(at, kafka_codes.UNKNOWN_TOPIC_OR_PARTITION)
             elif topic.dead_group:
                 finish(at, kafka_codes.TOPIC_AUTHORIZATION_FAILED)
+            elif not topic.deletes:
+                finish(at, kafka_codes.POLICY_VIOLATION)
             else:
                 self._delete(topic, part.partition_index, int(part.offset), at, finish)
         finish(-1, 0)
@@ -125,6 +127,7 @@ class KafkaLogs:
         def done(_: bool | None, error: BaseException | None) -> None:
             rest = iter(sizes)
             failed = error is not None
+            total_bytes, usable_bytes = self._disk()
             shown = [
                 {
                     "name": topic.name,
@@ -138,12 +141,21 @@ class KafkaLogs:
                 "error_code": kafka_codes.KAFKA_STORAGE_ERROR if failed else 0,
                 "log_dir": self._core.config.store.directory,
                 "topics": shown,
-                "total_bytes": _UNKNOWN,
-                "usable_bytes": _UNKNOWN,
+                "total_bytes": total_bytes,
+                "usable_bytes": usable_bytes,
             }
             answer({"results": [result]})
 
         self._core.store.call(ask, done)
+
+    def _disk(self) -> tuple[int, int]:
+        """Size of the disk, and what is free of it; -1 where nobody knows."""
+        store = self._core.store
+        try:
+            usage = store.files.usage(store.root)
+        except OSError:
+            return _UNKNOWN, _UNKNOWN
+        return usage.total_bytes, usage.free_bytes
 
     def _bytes(self, stored: str, partition: int) -> int:
         store = self._core.store

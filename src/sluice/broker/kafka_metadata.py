@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_api import Answer, KafkaApi, Node, Request, TransactionDesk
-from sluice.broker.kafka_partitions import KafkaTopic, is_name
+from sluice.broker.kafka_partitions import KafkaTopic, has_collisions, is_name, unify
 from sluice.broker.producer_states import LEADER_EPOCH
 from sluice.errors import SluiceError
 from sluice.protocol import kafka, kafka_codes
@@ -32,7 +32,9 @@ class KafkaMetadata:
     def __init__(self, core: BrokerCore, transactions: TransactionDesk | None = None) -> None:
         self._core = core
         self._transactions = transactions
-        self._all: dict[tuple[int, Node], tuple[int, list[KafkaTopic], bytes]] = {}
+        self._all: dict[
+            tuple[int, tuple[bool, bool], Node], tuple[int, list[KafkaTopic], bytes]
+        ] = {}
 
     def register(self, api: KafkaApi) -> None:
         api.register(kafka_codes.METADATA, 0, 13, self.metadata)
@@ -60,8 +62,12 @@ class KafkaMetadata:
     def _answer_all(self, request: Request, answer: Answer) -> None:
         """All topics: the same bytes as long as none changes."""
         topics = self._core.kafka_topics.all()
-        wants_operations = getattr(request.body, "include_topic_authorized_operations", False)
-        place = (request.version * 2 + bool(wants_operations), request.peer.node)
+        body = request.body
+        wishes = (
+            bool(getattr(body, "include_topic_authorized_operations", False)),
+            bool(getattr(body, "include_cluster_authorized_operations", False)),
+        )
+        place = (request.version, wishes, request.peer.node)
         cached = self._all.get(place)
         if cached is None or cached[1] != topics:
             shown = [self._shown(topic, request) for topic in topics]
@@ -98,6 +104,8 @@ class KafkaMetadata:
             return {"error_code": kafka_codes.INVALID_TOPIC_EXCEPTION, "name": name}
         topic = topics.find(name)
         if topic is None and may_create and not topics.is_taken(name):
+            if has_collisions(name) and unify(name) in topics.unified():
+                return {"error_code": kafka_codes.INVALID_TOPIC_EXCEPTION, "name": name}
             try:
                 topic = topics.create(name, self._core.config.default_queue_count, {})
             except SluiceError:
@@ -156,6 +164,9 @@ class KafkaMetadata:
 
         known_id = int(getattr(body, "producer_id", -1))
         known_epoch = int(getattr(body, "producer_epoch", -1))
+        if (known_id < 0) != (known_epoch < 0):
+            given(kafka_codes.INVALID_REQUEST, -1, -1)
+            return
         if body.transactional_id is not None:
             timeout_ms = round(body.transaction_timeout.total_seconds() * 1000)
             self._init_transactional(

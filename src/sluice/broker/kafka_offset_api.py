@@ -188,7 +188,7 @@ class OffsetRequests:
             lines = []
             for partition in each.partitions:
                 code = 0
-                if topic is None:
+                if topic is None or not 0 <= partition.partition_index < topic.partitions:
                     code = codes.UNKNOWN_TOPIC_OR_PARTITION
                 elif is_in_use and each.name in subscribed:
                     code = codes.GROUP_SUBSCRIBED_TO_TOPIC

@@ -55,6 +55,9 @@ class KafkaTopic:
     compacts: bool  # of each key the newest record stays, so each has one
     delays: bool  # records may ask for a later time
     dead_group: str = ""  # whose dead letters these are
+    before_ms_max: int | None = None  # how old a record's time may be, where the topic says it
+    after_ms_max: int | None = None  # how far ahead of the clock
+    deletes: bool = True  # records go when they are old, or when somebody says so
 
     def config(self, name: str) -> str | None:
         """A configuration that somebody set on the topic."""
@@ -76,6 +79,59 @@ def stored_name(name: str) -> str:
     if name.startswith(DEAD_ALIAS):
         return DEAD_PREFIX + name.removeprefix(DEAD_ALIAS)
     return name.replace(".", "%2E")
+
+
+def has_collisions(name: str) -> bool:
+    """Whether another name may be written in the same way as this one."""
+    return "." in name or "_" in name
+
+
+def unify(name: str) -> str:
+    """A name as Kafka's metrics write it."""
+    return name.replace(".", "_")
+
+
+def settings_of(name: str, partitions: int, configs: dict[str, str]) -> TopicSettings:
+    """A topic as it is made by Kafka's clients."""
+    attributes = {QUEUE_TYPE: BATCHES}
+    attributes.update({CONFIG_PREFIX + key: value for key, value in configs.items()})
+    return TopicSettings(stored_name(name), partitions, partitions, attributes=attributes)
+
+
+def shown(name: str, settings: TopicSettings, topic_id: UUID) -> KafkaTopic:
+    """A topic with these settings, as Kafka's clients see it."""
+    stored = settings.name
+
+    def config(key: str) -> str:
+        return settings.attributes.get(CONFIG_PREFIX + key, "").strip()
+
+    policy = config("cleanup.policy")
+    return KafkaTopic(
+        name,
+        stored,
+        topic_id,
+        max(settings.read_queues, settings.write_queues),
+        settings,
+        settings.attributes.get(QUEUE_TYPE) == BATCHES,
+        config("message.timestamp.type") == APPEND_TIME,
+        _number(config("max.message.bytes")),
+        "compact" in policy,
+        config(DELAY_HEADERS).lower() == "true",
+        stored.removeprefix(DEAD_PREFIX) if stored.startswith(DEAD_PREFIX) else "",
+        _number(config("message.timestamp.before.max.ms")),
+        _number(config("message.timestamp.after.max.ms")),
+        not policy or "delete" in policy,
+    )
+
+
+def _number(text: str) -> int | None:
+    """What a configuration says; None where nobody set it, or to what is no number: attributes are
+    written by others too, and a topic that cannot be shown could not even be deleted.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        return None
 
 
 class KafkaTopics:
@@ -121,21 +177,7 @@ class KafkaTopics:
             return seen
         if self.kafka_name(stored) != name:
             return None
-        attributes = settings.attributes
-        bytes_max = attributes.get(CONFIG_PREFIX + "max.message.bytes")
-        topic = KafkaTopic(
-            name,
-            stored,
-            self._id_of(stored),
-            max(settings.read_queues, settings.write_queues),
-            settings,
-            attributes.get(QUEUE_TYPE) == BATCHES,
-            attributes.get(CONFIG_PREFIX + "message.timestamp.type") == APPEND_TIME,
-            None if bytes_max is None else int(bytes_max),
-            "compact" in attributes.get(CONFIG_PREFIX + "cleanup.policy", ""),
-            attributes.get(CONFIG_PREFIX + DELAY_HEADERS) == "true",
-            stored.removeprefix(DEAD_PREFIX) if stored.startswith(DEAD_PREFIX) else "",
-        )
+        topic = shown(name, settings, self._id_of(stored))
         self._seen[stored] = topic
         return topic
 
@@ -145,6 +187,13 @@ class KafkaTopics:
         if name.startswith(DEAD_ALIAS):
             return True  # only a group's failures make it
         return self._core.topics.get(stored) is not None or self.kafka_name(stored) is None
+
+    def unified(self) -> dict[str, str]:
+        """The names that have dots or underscores, by how Kafka's metrics write them: as these take
+        both for the same, no two topics of Kafka's differ in nothing else.
+        """
+        names = [self.kafka_name(stored) for stored in self._core.topics.names()]
+        return {unify(name): name for name in names if name is not None and has_collisions(name)}
 
     def by_id(self, topic_id: UUID) -> KafkaTopic | None:
         return self.by_id_bytes(topic_id.bytes)
@@ -184,11 +233,7 @@ class KafkaTopics:
         done: Callable[[SluiceError | None], None] | None = None,
     ) -> KafkaTopic:
         """Make a topic; the caller has checked its name, its size and its configurations."""
-        stored = stored_name(name)
-        attributes = {QUEUE_TYPE: BATCHES}
-        attributes.update({CONFIG_PREFIX + key: value for key, value in configs.items()})
-        settings = TopicSettings(stored, partitions, partitions, attributes=attributes)
-        self._core.topics.put([settings], done)
+        self._core.topics.put([settings_of(name, partitions, configs)], done)
         self._core.ask_turn()
         topic = self.find(name)
         assert topic is not None, "a topic that was made is seen at once"

@@ -20,7 +20,7 @@ from sluice.broker.producer_states import Done
 from sluice.broker.quick_produce import QuickProduce
 from sluice.errors import Busy, DiskFull, MessageIllegal, SluiceError, StoreReadOnly
 from sluice.model import Buffer, Message
-from sluice.protocol import kafka_batches, kafka_codes, kafka_views
+from sluice.protocol import kafka_batches, kafka_checks, kafka_codes, kafka_views
 from sluice.protocol.kafka_batches import BadBatch, BatchHead, Record
 from sluice.protocol.kafka_fast import (
     ProducedPart,
@@ -32,6 +32,7 @@ from sluice.protocol.kafka_fast import (
 from sluice.storage.lanes import tell
 
 ZSTD_FROM: Final = 7
+ABORTABLE_FROM: Final = 11  # clients that know the word for what ends with a roll back
 _ACKS: Final = (-1, 0, 1)
 _REASON_MAX: Final = 500
 _UNKNOWN: Final = ProducedPart(-1, kafka_codes.UNKNOWN_SERVER_ERROR)
@@ -203,6 +204,8 @@ class KafkaProduce:
         if topic.append_time:
             append_ms = core.now_ms()
             head, batch = kafka_batches.with_append_time(head, data, append_ms)
+        elif head.attributes & kafka_batches.APPEND_TIME:
+            head, batch = kafka_batches.with_create_time(head, data)
         later: list[Message] = []
         if topic.delays and topic.batches:
             head, batch, later = self._parted(about, topic, partition, head, batch)
@@ -273,21 +276,47 @@ class KafkaProduce:
             if len(data) > bytes_max:
                 raise BadBatch(kafka_codes.MESSAGE_TOO_LARGE, f"a batch of {len(data)} bytes")
             kafka_batches.check_sent(head, data)
+        if head.attributes & kafka_batches.TRANSACTIONAL and about.transactional_id is None:
+            raise BadBatch(
+                kafka_codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transaction without its id"
+            )
         if config.kafka_check_records:
-            kafka_batches.check_records(head, data, config.kafka_unpacked_bytes_max)
+            kafka_checks.check_records(head, data, config.kafka_unpacked_bytes_max)
         if topic.compacts:
             found = kafka_batches.read_records(head, data, config.kafka_unpacked_bytes_max)
             if any(record.key is None for record in found):
                 raise BadBatch(
                     kafka_codes.INVALID_RECORD, "a compacted topic takes no record without a key"
                 )
-        ahead_ms = config.kafka_timestamp_ahead_ms_max
+        self._check_times(topic, head, data)
+        return head
+
+    def _check_times(self, topic: KafkaTopic, head: BatchHead, data: memoryview) -> None:
+        """Refuse times that a topic does not take; where it gives its own it takes any."""
+        core = self._core
+        is_stamped = head.attributes & kafka_batches.APPEND_TIME != 0
+        if is_stamped and (topic.append_time or head.max_ms == kafka_batches.NO_TIME):
+            raise BadBatch(kafka_codes.INVALID_TIMESTAMP, "only a broker sets the append's time")
+        if topic.append_time:
+            return
+        ahead_ms = core.config.kafka_timestamp_ahead_ms_max
+        if topic.after_ms_max is not None:
+            ahead_ms = topic.after_ms_max
         # The newest entry's time is there already, and never after now.
         if head.max_ms > core.store.last_ms + ahead_ms and head.max_ms > core.now_ms() + ahead_ms:
             raise BadBatch(
                 kafka_codes.INVALID_TIMESTAMP, f"timestamp {head.max_ms} is too far ahead"
             )
-        return head
+        if topic.before_ms_max is None:
+            return
+        times = [head.max_ms]
+        if not is_stamped:  # the head has no word for the oldest
+            bytes_max = core.config.kafka_unpacked_bytes_max
+            found = kafka_batches.read_records(head, data, bytes_max)
+            times = [head.base_ms + record.time_delta for record in found]
+        oldest_ms = min((ms for ms in times if ms != kafka_batches.NO_TIME), default=None)
+        if oldest_ms is not None and core.now_ms() - oldest_ms > topic.before_ms_max:
+            raise BadBatch(kafka_codes.INVALID_TIMESTAMP, f"timestamp {oldest_ms} is too old")
 
     def _check_transaction(
         self, about: _Sent, topic: KafkaTopic, partition: int, head: BatchHead
@@ -303,6 +332,8 @@ class KafkaProduce:
             partition,
             implicit=about.version >= 12,
         )
+        if code == kafka_codes.INVALID_TXN_STATE and about.version >= ABORTABLE_FROM:
+            code = kafka_codes.TRANSACTION_ABORTABLE
         if code:
             raise _Refused(code)
 

@@ -6,13 +6,22 @@ replication factor is 1, or left to the broker.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any, Final
+from uuid import UUID
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_api import Answer, KafkaApi, Request
 from sluice.broker.kafka_configs import check_config, shown_configs
-from sluice.broker.kafka_partitions import KafkaTopic, is_name
+from sluice.broker.kafka_partitions import (
+    KafkaTopic,
+    has_collisions,
+    is_name,
+    settings_of,
+    shown,
+    unify,
+)
 from sluice.broker.kafka_produce import code_of
 from sluice.broker.topic_deletion import delete_topic
 from sluice.broker.topics import QUEUES_MAX
@@ -26,7 +35,7 @@ _REASONS: Final = {
     kafka_codes.INVALID_PARTITIONS: f"a topic has 1 to {QUEUES_MAX} partitions",
     kafka_codes.INVALID_REPLICA_ASSIGNMENT: "replicas can only be on the one broker there is",
     kafka_codes.TOPIC_AUTHORIZATION_FAILED: "dead letters are only read here",
-    kafka_codes.INVALID_REQUEST: "the topic is named twice, or by name and id",
+    kafka_codes.INVALID_REQUEST: "the topic is named twice, by name and id, or not at all",
 }
 _DEFAULT: Final = -1
 
@@ -46,37 +55,51 @@ class KafkaAdminTopics:
 
     def create(self, request: Request, answer: Answer) -> None:
         asked = request.body.topics
-        names = [each.name for each in asked]
+        times = Counter(each.name for each in asked)
+        collisions: dict[str, str] = {}
+        if any(has_collisions(name) for name in times):
+            collisions = self._core.kafka_topics.unified()
         results: list[dict[str, Any]] = [{} for _ in asked]
         gathering = _Gathering(len(asked), lambda: answer({"topics": results}))
         for at, each in enumerate(asked):
-            code, reason = self._why_not(each, request.peer.node.node_id)
-            if names.count(each.name) > 1:
-                code = kafka_codes.INVALID_REQUEST
-            if code or request.body.validate_only:
+            code, reason = self._why_not(each, request.peer.node.node_id, collisions)
+            if times[each.name] > 1:
+                code, reason = kafka_codes.INVALID_REQUEST, ""
+            if code:
                 results[at] = _refused(each.name, code, reason)
                 gathering.done()
                 continue
-            self._create(each, results, at, gathering)
+            collisions[unify(each.name)] = each.name
+            if request.body.validate_only:
+                count, configs = self._wanted(each)
+                topic = shown(each.name, settings_of(each.name, count, configs), UUID(int=0))
+                results[at] = self._made(topic)
+                gathering.done()
+            else:
+                self._create(each, results, at, gathering)
         gathering.done()
 
-    def _why_not(self, asked: Any, node_id: int) -> tuple[int, str]:
+    def _why_not(self, asked: Any, node_id: int, collisions: dict[str, str]) -> tuple[int, str]:
         """What keeps a topic from being made: an error code, and words where they say more."""
         name, count, copies = asked.name, asked.num_partitions, asked.replication_factor
         if not is_name(name):
             return kafka_codes.INVALID_TOPIC_EXCEPTION, ""
         if self._core.kafka_topics.is_taken(name):
             return kafka_codes.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists."
+        other = collisions.get(unify(name))
+        if other is not None:
+            reason = f"Topic '{name}' differs from '{other}' in dots and underscores alone."
+            return kafka_codes.INVALID_TOPIC_EXCEPTION, reason
+        for config in asked.configs:
+            wrong = check_config(config.name, config.value)
+            if wrong:
+                return kafka_codes.INVALID_CONFIG, wrong
         if asked.assignments:
             return self._why_not_there(asked, node_id), ""
         if count != _DEFAULT and not 0 < count <= QUEUES_MAX:
             return kafka_codes.INVALID_PARTITIONS, ""
         if copies not in (_DEFAULT, 1):
             return kafka_codes.INVALID_REPLICATION_FACTOR, ""
-        for config in asked.configs:
-            wrong = check_config(config.name, config.value)
-            if wrong:
-                return kafka_codes.INVALID_CONFIG, wrong
         return 0, ""
 
     def _why_not_there(self, asked: Any, node_id: int) -> int:
@@ -93,29 +116,38 @@ class KafkaAdminTopics:
         self, asked: Any, results: list[dict[str, Any]], at: int, gathering: _Gathering
     ) -> None:
         core, name = self._core, asked.name
-        count = len(asked.assignments) or asked.num_partitions
-        if count == _DEFAULT:
-            count = core.config.default_queue_count
-        configs = {each.name: each.value for each in asked.configs if each.value is not None}
+        count, configs = self._wanted(asked)
 
         def made(error: SluiceError | None) -> None:
+            found = core.kafka_topics.find(name)
             if error is not None:
                 results[at] = _refused(name, code_of(error), str(error))
+            elif found is None:  # somebody deleted it in between
+                results[at] = {"name": name, "num_partitions": count, "replication_factor": 1}
             else:
-                found = core.kafka_topics.find(name)
-                results[at] = {
-                    "name": name,
-                    "topic_id": None if found is None else found.id,
-                    "num_partitions": count,
-                    "replication_factor": 1,
-                    "configs": [] if found is None else shown_configs(core, found),
-                }
+                results[at] = self._made(found)
             gathering.done()
 
         try:
             core.kafka_topics.create(name, count, configs, made)
         except SluiceError as error:
             made(error)
+
+    def _wanted(self, asked: Any) -> tuple[int, dict[str, str]]:
+        """How many partitions, and which configurations."""
+        count = len(asked.assignments) or asked.num_partitions
+        if count == _DEFAULT:
+            count = self._core.config.default_queue_count
+        return count, {each.name: each.value for each in asked.configs if each.value is not None}
+
+    def _made(self, topic: KafkaTopic) -> dict[str, Any]:
+        return {
+            "name": topic.name,
+            "topic_id": topic.id,
+            "num_partitions": topic.partitions,
+            "replication_factor": 1,
+            "configs": shown_configs(self._core, topic),
+        }
 
     # ------------------------------------------------------------------------------------- deleting
 
@@ -129,15 +161,16 @@ class KafkaAdminTopics:
             asked = [(name, None) for name in body.topic_names]
         results: list[dict[str, Any]] = [{} for _ in asked]
         gathering = _Gathering(len(asked), lambda: answer({"responses": results}))
+        times = Counter(asked)
         for at, (name, topic_id) in enumerate(asked):
-            topic = topics.find(name) if name is not None else None
-            code = kafka_codes.UNKNOWN_TOPIC_OR_PARTITION
-            if name is None:
-                topic = None if topic_id is None else topics.by_id(topic_id)
-                code = kafka_codes.UNKNOWN_TOPIC_ID
-            elif topic_id is not None:
-                topic, code = None, kafka_codes.INVALID_REQUEST
-            elif topic is not None and topic.dead_group:
+            topic: KafkaTopic | None = None
+            if (name is None) == (topic_id is None) or times[name, topic_id] > 1:
+                code = kafka_codes.INVALID_REQUEST
+            elif name is not None:
+                topic, code = topics.find(name), kafka_codes.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                topic, code = topics.by_id(topic_id), kafka_codes.UNKNOWN_TOPIC_ID
+            if topic is not None and topic.dead_group:
                 topic, code = None, kafka_codes.TOPIC_AUTHORIZATION_FAILED
             if topic is None:
                 results[at] = {**_refused(name, code, ""), "topic_id": topic_id}
@@ -170,17 +203,24 @@ class KafkaAdminTopics:
     def grow(self, request: Request, answer: Answer) -> None:
         """More partitions; there are never fewer."""
         asked = request.body.topics
+        times = Counter(each.name for each in asked)
         results: list[dict[str, Any]] = [{} for _ in asked]
         gathering = _Gathering(len(asked), lambda: answer({"results": results}))
         for at, each in enumerate(asked):
             topic = self._core.kafka_topics.find(each.name)
             code = 0
-            if topic is None:
+            if times[each.name] > 1:
+                code = kafka_codes.INVALID_REQUEST
+            elif topic is None:
                 code = kafka_codes.UNKNOWN_TOPIC_OR_PARTITION
             elif topic.dead_group:
                 code = kafka_codes.TOPIC_AUTHORIZATION_FAILED
             elif not topic.partitions < each.count <= QUEUES_MAX:
                 code = kafka_codes.INVALID_PARTITIONS
+            elif each.assignments is not None:
+                places = [tuple(new.broker_ids) for new in each.assignments]
+                if places != [(request.peer.node.node_id,)] * (each.count - topic.partitions):
+                    code = kafka_codes.INVALID_REPLICA_ASSIGNMENT
             if code or topic is None or request.body.validate_only:
                 results[at] = _refused(each.name, code, "")
                 gathering.done()

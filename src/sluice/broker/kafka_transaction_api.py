@@ -19,6 +19,7 @@ from sluice.protocol import kafka_codes as codes
 
 _FENCED_FROM: Final = 2  # versions whose clients know that word
 _IMPLICIT_FROM: Final = 5  # version of TxnOffsetCommit that adds its group by itself
+_ABORTABLE_FROM: Final = 4  # version of it whose clients know the word
 _BUMPS_FROM: Final = 5  # version of EndTxn that raises the epoch
 _FEATURE: Final = "transaction.version"
 _NEWEST_KIND: Final = 2
@@ -130,6 +131,8 @@ class TransactionRequests:
                 body.group_id,
                 implicit=request.version >= _IMPLICIT_FROM,
             )
+            if code == codes.INVALID_TXN_STATE and request.version >= _ABORTABLE_FROM:
+                code = codes.TRANSACTION_ABORTABLE
         if code:
             answer(commits.answer(code))
             return

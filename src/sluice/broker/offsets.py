@@ -3,25 +3,29 @@
 Committed offsets are the store's (durable within moments); what is pulled and not yet committed is
 in memory only. A reset by an administrator waits beside them until the next pull of its queue: that
 pull is told where to go on, and commits of the queue are ignored until then, because they come from
-before the reset. Nobody needs to be connected for it.
+before the reset. Nobody needs to be connected for it, and a broker that was killed remembers it.
 
 This module knows no wire format. It belongs to the store's owner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from sluice.errors import SluiceError
-from sluice.storage.store import OFFSET_TABLE, Store
+from sluice.storage.store import OFFSET_TABLE, Change, Store
 
+RESET_TABLE: Final = "reset"  # topic@group@queue -> the offset that its next pull is told
 OWN_GROUPS: Final = frozenset({"CID_RMQ_SYS_TRANS"})  # their offsets are the broker's progress
 SEPARATOR: Final = "@"  # neither a topic's nor a group's name has one
+_TOGETHER_MAX: Final = 1_000  # queues in one entry of the log, whose size has a limit
 
 Done = Callable[[SluiceError | None], None]
-ByQueue = dict[tuple[str, str, int], int]  # (group, topic, queue) -> offset
+QueueName = tuple[str, str, int]  # group, topic, queue
+ByQueue = dict[QueueName, int]  # -> offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,9 @@ class Offsets:
             for key, queues in store.table(OFFSET_TABLE).items()
         }
         self._pulled: ByQueue = {}
-        self._resets: ByQueue = {}
+        self._resets: ByQueue = {
+            _read_name(name): offset for name, offset in store.table(RESET_TABLE).items()
+        }
         # Told of every rewind: group, topic, queue, and the offset that it goes on at.
         self.on_reset: list[Callable[[str, str, int, int], None]] = []
         # Forgotten here, but the store may still have them; with the queues it had.
@@ -131,7 +137,10 @@ class Offsets:
 
     def pulled(self, group: str, topic: str, queue_id: int, next_offset: int) -> None:
         """A pull was answered."""
-        self._pulled[group, topic, queue_id] = next_offset
+        # Answers may come out of order, and who reads anew was given the later ones too.
+        key = (group, topic, queue_id)
+        if next_offset > self._pulled.get(key, -1):
+            self._pulled[key] = next_offset
 
     def clone(self, source: str, target: str, topic: str) -> None:
         """A group goes on where another one is."""
@@ -140,12 +149,34 @@ class Offsets:
 
     # --------------------------------------------------------------------------------------- resets
 
-    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """The group is to go on at this offset, whatever its members have read."""
-        self._set(group, topic, queue_id, offset)
-        self._pulled.pop((group, topic, queue_id), None)
-        self._resets[group, topic, queue_id] = offset
-        self.rewound(group, topic, queue_id, offset)
+    def reset(
+        self,
+        group: str,
+        topic: str,
+        offsets: Mapping[int, int],
+        done: Done = lambda error: None,
+    ) -> None:
+        """The group is to go on at these offsets, by queue, whatever its members have read.
+
+        `done` is told when that is safe. Raises what makes it impossible at once.
+        """
+        resets = {(group, topic, queue_id): offset for queue_id, offset in offsets.items()}
+        left = list(resets)
+        if not left:
+            done(None)
+        while left:
+            part, left = left[:_TOGETHER_MAX], left[_TOGETHER_MAX:]
+            # One entry of the log: an offset without its reset could be undone by a late commit.
+            said = {str(key[2]): resets[key] for key in part}
+            notes = _notes({key: resets[key] for key in part})
+            told = None if left else done  # what is written last is safe last
+            self._store.change([(OFFSET_TABLE, f"{topic}{SEPARATOR}{group}", said), *notes], told)
+        for queue_id, offset in offsets.items():
+            self._set(group, topic, queue_id, offset)
+            self._pulled.pop((group, topic, queue_id), None)
+        self._resets.update(resets)
+        for queue_id, offset in offsets.items():
+            self.rewound(group, topic, queue_id, offset)
 
     def rewound(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """The group goes on at an offset by an administrator's word, not by what it has read."""
@@ -156,7 +187,20 @@ class Offsets:
         """What a pull of this queue has to be told; it is told once."""
         if not self._resets:
             return None
-        return self._resets.pop((group, topic, queue_id), None)
+        key = (group, topic, queue_id)
+        if key not in self._resets:
+            return None
+        offset = self._resets.pop(key)
+        self._write_resets({key: None})
+        return offset
+
+    def _write_resets(self, resets: Mapping[QueueName, int | None]) -> None:
+        """Note which resets wait and which do not. After a crash that comes first, or where the
+        disk is full, one may be told once more: its group then reads some messages again.
+        """
+        if resets:
+            with suppress(SluiceError):
+                self._store.change(_notes(resets))
 
     # ----------------------------------------------------------------------------------- forgetting
 
@@ -169,19 +213,23 @@ class Offsets:
         """A topic is being deleted: nobody's offset means anything there. The store knows it."""
         prefix = f"{topic}{SEPARATOR}"
         keys = [key for key in self._committed if key.startswith(prefix)]
-        return TopicOffsets(
+        offsets = TopicOffsets(
             {key: self._committed.pop(key) for key in keys},
             {key: self._pulled.pop(key) for key in list(self._pulled) if key[1] == topic},
             {key: self._resets.pop(key) for key in list(self._resets) if key[1] == topic},
         )
+        self._write_resets(dict.fromkeys(offsets.resets))
+        return offsets
 
     def give_back(self, offsets: TopicOffsets) -> None:
         """It could not be deleted."""
         self._committed.update(offsets.committed)
         self._pulled.update(offsets.pulled)
         self._resets.update(offsets.resets)
+        self._write_resets(offsets.resets)
 
-    def _forget_recent(self, gone: Callable[[tuple[str, str, int]], bool]) -> None:
+    def _forget_recent(self, gone: Callable[[QueueName], bool]) -> None:
+        self._write_resets(dict.fromkeys(filter(gone, self._resets)))
         for table in (self._pulled, self._resets):
             for key in [key for key in table if gone(key)]:
                 del table[key]
@@ -219,3 +267,17 @@ class Offsets:
         topic, _, group = key.partition(SEPARATOR)
         queues = self._forgetting.get(key, ())
         return any(self._store.committed_offset(group, topic, q) is not None for q in queues)
+
+
+def _notes(resets: Mapping[QueueName, int | None]) -> list[Change]:
+    """The rows that say which resets wait; None: one waits no more."""
+    return [
+        (RESET_TABLE, f"{topic}{SEPARATOR}{group}{SEPARATOR}{queue_id}", offset)
+        for (group, topic, queue_id), offset in resets.items()
+    ]
+
+
+def _read_name(text: str) -> QueueName:
+    topic, _, rest = text.partition(SEPARATOR)
+    group, _, queue_id = rest.rpartition(SEPARATOR)
+    return group, topic, int(queue_id)

@@ -2,9 +2,10 @@
 
 `locks.py` decides who gets a queue. Here it is checked that a member asks for a queue that exists,
 and every change of an owner is an entry of the log before the owner hears of it: a broker that was
-killed does not give a queue away whose owner is still at work. Renewals are not written. An owner
-cannot have renewed its lock while the broker was down, so a lock counts from the last entry that
-was written before.
+killed does not give a queue away whose owner is still at work. An owner cannot have renewed its
+lock while the broker was down, so a lock counts from the last entry that was written before. So
+renewals need not be written, but where nobody writes anything else: then one of them is, that the
+last entry is not older than they are.
 
 It knows neither a wire nor a socket.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from sluice.broker.groups import Connected
 from sluice.broker.locks import QueueName
 from sluice.errors import SluiceError, SubscriptionMissing
 from sluice.storage.state import LOCK_TABLE
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from sluice.broker.core import BrokerCore
 
 _SAVE_MS: Final = 10_000
+_IDLE_MS: Final = 15_000  # owners renew every 20 s, a little sooner or later
 _SEPARATOR: Final = "@"  # neither a topic's nor a group's name has one
 
 Locked = Callable[[list[QueueName], SluiceError | None], None]
@@ -47,23 +50,30 @@ class Ordering:
             self._saved_ms = now_ms
             self._save(lambda error: None)  # what nobody renewed
 
-    def lock(self, group: str, client_id: str, queues: Sequence[QueueName], done: Locked) -> None:
+    def lock(self, group: str, who: Connected, queues: Sequence[QueueName], done: Locked) -> None:
         """Take or renew locks; `done` gets the queues that the client has now."""
-        core = self._core
-        members = core.clients.consumers.get(group)
-        if members is None or client_id not in members.members:
-            raise SubscriptionMissing(
-                f"the consumer's group info not exist: {client_id} is no member of group {group}; "
-                "its heartbeat comes first"
-            )
+        core, now_ms = self._core, self._core.now_ms()
+        self._require_member(group, who)
         known = [queue for queue in queues if self._exists(queue)]
-        owned = core.locks.lock(group, client_id, known, core.now_ms())
+        owned = core.locks.lock(group, who[0], known, now_ms)
+        if owned and not core.locks.changed and now_ms - core.store.last_ms >= _IDLE_MS:
+            core.locks.changed.add((group, *owned[0]))  # one is enough: any entry tells the time
         self._save(lambda error: done([] if error is not None else owned, error))
 
-    def unlock(self, group: str, client_id: str, queues: Sequence[QueueName], done: Done) -> None:
+    def unlock(self, group: str, who: Connected, queues: Sequence[QueueName], done: Done) -> None:
         """Give locks back; those of somebody else stay."""
-        self._core.locks.unlock(group, client_id, queues)
+        self._require_member(group, who)
+        self._core.locks.unlock(group, who[0], queues)
         self._save(done)
+
+    def _require_member(self, group: str, who: Connected) -> None:
+        """Refuse who is not connected as the member that it names."""
+        members = self._core.clients.consumers.get(group)
+        if members is None or who not in members.connections:
+            raise SubscriptionMissing(
+                f"the consumer's group info not exist: {who[0]} is no member of group {group} over "
+                "this connection; its heartbeat comes first"
+            )
 
     def _exists(self, queue: QueueName) -> bool:
         settings = self._core.topics.get(queue[0])

@@ -214,7 +214,8 @@ class PopApi(AdminPart):
 
         try:
             ticket = self._ticket(fields["extraInfo"], name, offset)
-            self._core.pops.change(name, offset, ticket, fields["invisibleTime"], changed)
+            invisible_ms, suspend = fields["invisibleTime"], bool(fields["suspend"])
+            self._core.pops.change(name, offset, ticket, invisible_ms, changed, suspend=suspend)
         except SluiceError as error:
             changed(None, error)
 

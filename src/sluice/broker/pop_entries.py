@@ -8,7 +8,8 @@ Check points and acknowledgements have the form that Apache's broker gives them:
 
 Those of ordered groups are ours: a window is a check point with "or". Beside it are "vt": visible
 at, "ao": offset, for a message whose time was changed; "rs": offset, for a reset; "cl" for a queue
-that is gone. Pure: no IO, no clock.
+that is gone. "su" is with a message that was put off: of a check point, or of a change; a window
+lists them as "os". Pure: no IO, no clock.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class Place(NamedTuple):
 
 def point_body(point: CheckPoint, offsets: Sequence[int], broker: str) -> bytes:
     """The check point of these messages."""
-    return orjson.dumps(
-        {**_head(point.queue, broker), **_span(point, offsets), "reviveTime": point.due_ms}
-    )
+    put_off = {"su": True} if point.suspended else {}
+    span = {**_span(point, offsets), "reviveTime": point.due_ms}
+    return orjson.dumps({**_head(point.queue, broker), **span, **put_off})
 
 
 def window_body(window: OrderWindow, queue: PopQueue, broker: str) -> bytes:
@@ -43,6 +44,7 @@ def window_body(window: OrderWindow, queue: PopQueue, broker: str) -> bytes:
         "oc": sorted(window.counts.items()),
         "ot": sorted(window.visible_ms.items()),
         "e": sorted(queue.early),
+        "os": sorted(window.suspended),
     }
     body = {**_head(window.queue, broker), **_span(window, window.offsets), "or": order}
     return orjson.dumps(body)
@@ -75,10 +77,13 @@ def ack_body(item: CheckPoint | OrderWindow, offsets: Sequence[int], broker: str
     return orjson.dumps(body)
 
 
-def change_body(window: OrderWindow, offset: int, visible_ms: int, broker: str) -> bytes:
+def change_body(
+    window: OrderWindow, offset: int, visible_ms: int, broker: str, *, suspend: bool
+) -> bytes:
     """A message of a window becomes visible at this time."""
     head = _head(window.queue, broker)
-    return orjson.dumps({**head, "pt": window.pop_ms, "ao": offset, "vt": visible_ms})
+    put_off = {"su": True} if suspend else {}
+    return orjson.dumps({**head, "pt": window.pop_ms, "ao": offset, "vt": visible_ms, **put_off})
 
 
 def reset_body(name: QueueName, offset: int, broker: str) -> bytes:
@@ -119,12 +124,14 @@ def _apply_taken(state: PopState, name: QueueName, event: dict[str, Any], place:
     if "or" not in event:
         point = CheckPoint(name, start, pop_ms, invisible_ms, place.revive_queue, offsets)
         point.place, point.position = place.offset, place.position
+        point.suspended = bool(event.get("su"))
         state.take(point, offsets[-1] + 1)
         return
     order = event["or"]
     window = OrderWindow(name, start, pop_ms, invisible_ms, place.revive_queue, offsets, order["a"])
     window.counts = dict(order["oc"])
     window.visible_ms = dict(order["ot"])
+    window.suspended = set(order.get("os", ()))
     window.place, window.position = place.offset, place.position
     state.queue(name).early.update(order["e"])
     state.open_window(window, again=True)
@@ -137,7 +144,8 @@ def _apply_done(state: PopState, name: QueueName, event: dict[str, Any]) -> None
     window = queue.window
     if window is not None and window.pop_ms == event["pt"] and event["ao"] in window.offsets:
         if "vt" in event:
-            state.change_window(window, event["ao"], event["vt"])
+            suspend = bool(event.get("su"))
+            state.change_window(window, event["ao"], event["vt"], suspend=suspend)
         else:
             state.acknowledge(window, event["ao"])
         return

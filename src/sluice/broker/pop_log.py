@@ -92,8 +92,10 @@ class PopLog:
         self._append(item.revive_queue, body, done)
         self._touched.add(item.queue)
 
-    def changed(self, window: OrderWindow, offset: int, visible_ms: int, done: Done) -> None:
-        body = pop_entries.change_body(window, offset, visible_ms, self._broker)
+    def changed(
+        self, window: OrderWindow, offset: int, visible_ms: int, done: Done, *, suspend: bool
+    ) -> None:
+        body = pop_entries.change_body(window, offset, visible_ms, self._broker, suspend=suspend)
         self._append(window.revive_queue, body, done)
 
     def reset(self, name: QueueName, offset: int) -> None:

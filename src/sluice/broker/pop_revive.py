@@ -135,7 +135,7 @@ class Reviving:
         core = self._core
         group = point.queue[0]
         settings = core.groups.get(group)
-        times = entry.reconsume_times + 1
+        times = entry.reconsume_times + (not point.suspended)
         if settings is not None and times > max(0, settings.retry_max):
             name = f"{DEAD_PREFIX}{group}"
             core.topics.create_inner(name, 1)

@@ -43,6 +43,7 @@ class CheckPoint:
     oldest: int = -1  # the position of its first message; -1: nobody has looked
     moving: bool = False  # its messages are being read, to come again
     bucket: int = -1  # of the times at which something is due; -1: of none
+    suspended: bool = False  # it was put off: when it comes again that is no further try
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +60,7 @@ class OrderWindow:
     counts: dict[int, int] = field(default_factory=dict)  # how often they were popped before
     visible_ms: dict[int, int] = field(default_factory=dict)  # where that was changed
     done: set[int] = field(default_factory=set)  # what was acknowledged when it was closed
+    suspended: set[int] = field(default_factory=set)  # put off: the next pop is no further try
     due_ms: int = 0  # when nothing in it is invisible any more
     place: int = 0
     position: int = 0
@@ -212,7 +214,11 @@ class PopState:
                 window.counts = {o: n for o, n in old.counts.items() if o in window.offsets}
             else:
                 before = frozenset(old.offsets)
-                window.counts = {o: old.counts.get(o, 0) + 1 for o in window.offsets if o in before}
+                window.counts = {
+                    o: old.counts.get(o, 0) + (o not in old.suspended)
+                    for o in window.offsets
+                    if o in before
+                }
         self._put_window(queue, window)
         return old
 
@@ -265,11 +271,17 @@ class PopState:
             self._put_window(queue, window)
             self._sort()
 
-    def change_window(self, window: OrderWindow, offset: int, visible_ms: int) -> None:
+    def change_window(
+        self, window: OrderWindow, offset: int, visible_ms: int, *, suspend: bool = False
+    ) -> None:
         """A message of a window becomes visible at another time."""
         if self.queue(window.queue).window is not window:
             return
         window.visible_ms[offset] = visible_ms
+        if suspend:
+            window.suspended.add(offset)
+        else:
+            window.suspended.discard(offset)
         self._look_at(self.queue(window.queue), window)
         self._schedule(window)
 

@@ -28,6 +28,7 @@ from sluice.broker.pop_state import (
     PopState,
     QueueName,
 )
+from sluice.broker.priorities import priority_factor
 from sluice.broker.topics import RETRY_PREFIX, REVIVE_QUEUES, TopicSettings
 from sluice.errors import MessageIllegal, RecordDamaged, SluiceError
 from sluice.model import Buffer, Message
@@ -127,7 +128,14 @@ class Taking:
         again = self.core.topics.get(retry_topic(group, topic))
         if again is not None and not request.order and not topic.startswith(RETRY_PREFIX):
             retries = [(group, again.name, queue_id) for queue_id in range(again.read_queues)]
-        first = random.randrange(100) < _RETRY_FIRST_PERCENT
+        draw = random.randrange(100)
+        is_by_priority = (
+            settings.attributes.get(MESSAGE_TYPE) == PRIORITY
+            and not request.order
+            and draw < self._priority_factor(group)
+        )
+        # What comes again has no priority any more: it must not come before what has one.
+        first = not is_by_priority and draw < _RETRY_FIRST_PERCENT
         if first:
             yield from retries
         if request.queue_id >= 0:
@@ -136,11 +144,15 @@ class Taking:
             count = settings.read_queues
             begin = random.randrange(count) if count else 0
             ids: Iterator[int] = iter([(begin + step) % count for step in range(count)])
-            if settings.attributes.get(MESSAGE_TYPE) == PRIORITY:
+            if is_by_priority:
                 ids = reversed(range(count))
             yield from ((group, topic, queue_id) for queue_id in ids)
         if not first:
             yield from retries
+
+    def _priority_factor(self, group: str) -> int:
+        known = self.core.groups.get(group)
+        return priority_factor({} if known is None else known.extra.get("attributes") or {})
 
     def begin_offset(self, name: QueueName, request: PopRequest, *, peek: bool = False) -> int:
         """Where the next pop of a queue begins. May raise ColdRead."""
@@ -237,7 +249,9 @@ class Gathering:
             return True
         queue = state.queue(name)
         has_enough = self._count >= request.count_max or self._bytes_left <= 0
-        if has_enough or queue.reading or self._is_full(queue):
+        # Who only looks takes nothing away from a pop that waits for the disk, and holds none up.
+        is_read = queue.reading and not self._peek
+        if has_enough or is_read or self._is_full(queue):
             self._rest += max(0, behind)
             return True
         return self._read(name, queue)
@@ -282,7 +296,8 @@ class Gathering:
         def answered(result: ReadResult | None, error: BaseException | None) -> None:
             nonlocal is_answered
             is_answered = True
-            queue.reading = False
+            if not self._peek:
+                queue.reading = False
             if result is None:
                 self._failed(name, error)
             else:
@@ -295,7 +310,8 @@ class Gathering:
             if not self._in_loop:
                 self.go_on()
 
-        queue.reading = True
+        if not self._peek:
+            queue.reading = True
         core.store.call(ask, answered)
         return is_answered
 

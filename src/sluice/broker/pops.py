@@ -242,19 +242,36 @@ class Pops:
         if not request.born_ms:
             request.born_ms = now_ms
         self._checked(request)
+        subscription = parse(request.topic, request.expression or "*", request.expression_kind)
+        check_usable(subscription, sql_filter=self._core.config.sql_filter)
 
         def answered(popped: Popped | None, full: str, error: SluiceError | None) -> None:
             done(popped is not None, bool(full))
 
-        subscription = Subscription(request.topic)
         until_ms = self._until(request, now_ms)
         self._look(Waiting(request, subscription, owner, until_ms, answered))
 
     def _look(self, waiting: Waiting) -> None:
-        if self._has_messages(waiting.request):
-            waiting.done(Popped(0, 0, 0, [], []), "", None)
-        else:
-            self._holding.hold(waiting, self._look, for_notice=True)
+        request, subscription = waiting.request, waiting.subscription
+
+        def looked(has_messages: bool) -> None:
+            if has_messages:
+                waiting.done(Popped(0, 0, 0, [], []), "", None)
+            else:
+                self._holding.hold(waiting, self._look, for_notice=True)
+
+        def gathered(popped: Popped | None, error: SluiceError | None) -> None:
+            # A pop finds out what is wrong, and whether there is more behind what was looked at.
+            looked(popped is None or bool(popped.parts or popped.rest))
+
+        settings = self._core.topics.get(request.topic)
+        has_messages = self._has_messages(request)
+        if settings is None or not has_messages or subscription.accept is None:
+            looked(has_messages)
+            return
+        request.count_max = 1
+        plan = self._taking.plan(request, settings)
+        Gathering(self._taking, request, subscription, plan, gathered, peek=True).go_on()
 
     def _has_messages(self, request: PopRequest) -> bool:
         core = self._core
@@ -355,20 +372,25 @@ class Pops:
         ticket: Ticket,
         invisible_ms: int,
         done: Callable[[Changed | None, SluiceError | None], None],
+        *,
+        suspend: bool = False,
     ) -> None:
-        """A message stays invisible from now on for so long; its consumer gets a new ticket."""
+        """A message stays invisible from now on for so long; its consumer gets a new ticket.
+
+        `suspend`: it was put off, not tried, so that it comes again without one more try counted.
+        """
         if not 0 <= invisible_ms <= INVISIBLE_MS_MAX:
             raise ParameterInvalid(
                 f"an invisible time of {invisible_ms} ms; allowed: 0 to {INVISIBLE_MS_MAX}"
             )
         if ticket.revive_queue == ORDER_REVIVE_QUEUE:
-            self._change_ordered(name, offset, ticket, invisible_ms, done)
+            self._change_ordered(name, offset, ticket, invisible_ms, done, suspend=suspend)
             return
         state = self.state
         point = self._holder(name, offset, ticket)
         now_ms = self._core.now_ms()
         new = CheckPoint(name, offset, now_ms, invisible_ms, point.revive_queue, (offset,))
-        new.oldest = point.oldest
+        new.oldest, new.suspended = point.oldest, suspend
         state.take(new, offset + 1)
 
         def told(error: SluiceError | None) -> None:
@@ -391,6 +413,8 @@ class Pops:
         ticket: Ticket,
         invisible_ms: int,
         done: Callable[[Changed | None, SluiceError | None], None],
+        *,
+        suspend: bool,
     ) -> None:
         _, window = self._window(name, offset, ticket)
         visible_ms = self._core.now_ms() + invisible_ms
@@ -399,13 +423,13 @@ class Pops:
             if error is not None:
                 done(None, error)
                 return
-            self.state.change_window(window, offset, visible_ms)
+            self.state.change_window(window, offset, visible_ms, suspend=suspend)
             self.changed += 1
             span_ms = visible_ms - window.pop_ms
             done(Changed(window.pop_ms, span_ms, ORDER_REVIVE_QUEUE), None)
 
         try:
-            self.log.changed(window, offset, visible_ms, told)
+            self.log.changed(window, offset, visible_ms, told, suspend=suspend)
         except SluiceError as error:
             told(error)
 

@@ -86,8 +86,11 @@ class Pulling:
             until_ms = core.now_ms() + wait_ms
         self._read(pull, subscription, owner, done, until_ms)
 
-    def _checked(self, pull: Pull) -> Subscription:
-        """The checks in RocketMQ's order; returns what the consumer wants of the topic."""
+    def _checked(self, pull: Pull, carried: Subscription | None = None) -> Subscription:
+        """The checks in RocketMQ's order; returns what the consumer wants of the topic.
+
+        `carried`: what an earlier check of the same pull returned. Its own words do not change.
+        """
         core = self._core
         if core.config.permission == "w":
             raise NoPermission(
@@ -106,12 +109,14 @@ class Pulling:
                 f"queueId[{pull.queue_id}] is illegal, topic:[{pull.topic}] "
                 f"topicConfig.readQueueNums:[{settings.read_queues}]"
             )
-        if pull.flags & FLAG_SUBSCRIPTION:
+        if not pull.flags & FLAG_SUBSCRIPTION:
+            subscription = self._heard_of(pull, group)
+        elif carried is not None:
+            subscription = carried
+        else:
             subscription = parse(
                 pull.topic, pull.expression, pull.expression_kind, pull.subscription_version
             )
-        else:
-            subscription = self._heard_of(pull, group)
         check_usable(subscription, sql_filter=core.config.sql_filter)
         return subscription
 
@@ -215,11 +220,14 @@ class Pulling:
         """
 
         def resume(timed_out: bool) -> None:
-            if self._core.topics.get(pull.topic) is None:  # it was deleted meanwhile
-                done(None, TopicMissing(f"topic[{pull.topic}] not exist, apply first please!"))
-                return
             pull.held = True
-            self._read(pull, subscription, owner, done, 0 if timed_out else until_ms)
+            try:
+                # Group, topic and subscription may have changed since it began to wait.
+                wanted = self._checked(pull, subscription)
+            except SluiceError as error:
+                done(None, error)
+                return
+            self._read(pull, wanted, owner, done, 0 if timed_out else until_ms)
 
         def resume_soon(timed_out: bool) -> None:
             # Which messages an SQL filter wants is known when they are read: all of a turn at once.

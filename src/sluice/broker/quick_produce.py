@@ -9,14 +9,17 @@ what is known of its producers (`BatchLane`). Whatever is unusual is left to the
 
 from __future__ import annotations
 
+from typing import Final
+
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_partitions import KafkaTopic
 from sluice.broker.producer_states import LEADER_EPOCH, is_next, note_next
 from sluice.errors import SluiceError
-from sluice.protocol import kafka_batches, kafka_entries
+from sluice.protocol import kafka_batches, kafka_checks, kafka_entries
 from sluice.protocol.kafka_batches import BadBatch, BatchHead, Fields
 from sluice.protocol.kafka_fast import ProducedPart
 
+_UNUSUAL: Final = kafka_batches.TRANSACTIONAL | kafka_batches.APPEND_TIME
 _new_tuple = tuple.__new__  # half the time of a named tuple's own
 
 
@@ -35,7 +38,8 @@ class QuickProduce:
         self._partitions = topic.partitions
         bytes_max = topic.batch_bytes_max
         self._bytes_max = config.kafka_batch_bytes_max if bytes_max is None else bytes_max
-        self._ahead_ms = config.kafka_timestamp_ahead_ms_max
+        ahead_ms = topic.after_ms_max
+        self._ahead_ms = config.kafka_timestamp_ahead_ms_max if ahead_ms is None else ahead_ms
         self._batches = self._records = self._bytes = 0  # that were stored
         self.stored = topic.stored
 
@@ -49,6 +53,7 @@ class QuickProduce:
             or topic.delays
             or topic.compacts
             or topic.dead_group
+            or topic.before_ms_max is not None
             or core.config.permission == "r"
             or core.store.config.kafka_key_index
         ):
@@ -77,10 +82,10 @@ class QuickProduce:
             return None
         _, length, _, _, _, attributes, _, _, max_ms, producer_id, epoch, first, count = fields
         if (
-            attributes & kafka_batches.TRANSACTIONAL
+            attributes & _UNUSUAL
             or max_ms > store.last_ms + self._ahead_ms
             or (producer_id >= 0 and not is_next(states, producer_id, epoch, first))
-            or not (kafka_batches.has_alike(data, attributes, count) or self._holds(fields, data))
+            or not (kafka_checks.has_alike(data, attributes, count) or self._holds(fields, data))
         ):
             return None
         try:
@@ -112,7 +117,7 @@ class QuickProduce:
         if config.kafka_check_records:
             head = _new_tuple(BatchHead, fields)
             try:
-                kafka_batches.check_records(head, data, config.kafka_unpacked_bytes_max)
+                kafka_checks.check_records(head, data, config.kafka_unpacked_bytes_max)
             except BadBatch:
                 return False
         return True

@@ -18,10 +18,11 @@ import logging
 import ssl
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from sluice.broker.core import BrokerCore
-from sluice.broker.topics import PERM_READ, PERM_WRITE
+from sluice.broker.topics import AUTO_CREATE_TOPIC, PERM_READ, PERM_WRITE
 from sluice.config import is_everywhere, is_loopback
 from sluice.errors import SluiceError
 from sluice.link import RemotingLink, join_address, split_address
@@ -92,6 +93,7 @@ class Registrar:
         self._change_count = 1  # the first one is that there is a broker
         self._waiting: list[tuple[int, Callable[[], None]]] = []
         self._body: tuple[object, bytes] = (None, b"")
+        self._told_default = False
         self._asking: set[asyncio.Task[dict[str, int] | None]] = set()
 
     @property
@@ -212,8 +214,8 @@ class Registrar:
     def _registration(self) -> bytes:
         """All topics; made anew only when something of it has changed."""
         version = self._core.topics.data_version()
-        permission = self._core.config.permission
-        key = (tuple(version.values()), permission)
+        permission, creates = self._core.config.permission, self._core.config.creates_topics
+        key = (tuple(version.values()), permission, creates)
         if self._body[0] == key:
             return self._body[1]
         allowed = _ALLOWED[permission]
@@ -230,6 +232,13 @@ class Registrar:
             )
             for settings in self._core.topics.all()
         }
+        self._told_default = self._told_default or creates
+        if not creates:
+            # Producers take its queues for those of a topic that does not exist, in vain.
+            default = topics.pop(AUTO_CREATE_TOPIC, None)
+            if default is not None and self._told_default:
+                # A nameserver forgets no topic that it was told once: it hears of no use for it.
+                topics[AUTO_CREATE_TOPIC] = replace(default, perm=0)
         data_version = DataVersion(
             version["counter"], version["stateVersion"], version["timestamp"]
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -22,6 +23,7 @@ from sluice.broker.send_api import SendApi
 from sluice.broker.topics import RETRY_PREFIX
 from sluice.errors import (
     GroupMissing,
+    MessageIllegal,
     NotFound,
     ParameterInvalid,
     SluiceError,
@@ -186,7 +188,7 @@ class RemotingApi:
             return
         if members.message_model == "BROADCASTING":
             return
-        for client in members.members.values():
+        for client in members.connections.values():
             assert isinstance(client.channel, Connection)
             self.calls.tell(
                 client.channel, Request.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group}
@@ -243,11 +245,13 @@ class RemotingApi:
         store = self._core.store
         offset = self._core.offsets.committed(group, topic, queue_id)
         if offset is None:
+            if fields["setZeroIfNotFound"] is False:
+                raise NotFound("Not found, do not set to zero, maybe this group boot first")
             # A young topic is read from its first message, whatever the consumer's setting: nothing
             # was lost of it yet. Otherwise the consumer decides where it begins.
             low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
             offset = store.memory.base(topic, queue_id)
-            if not (offset == low < high or fields["setZeroIfNotFound"]):
+            if not offset == low < high:
                 raise NotFound("Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first")
         self.answer(connection, command, ext={"offset": str(offset)})
 
@@ -356,6 +360,7 @@ class RemotingApi:
                 if chosen and byte_count > _QUERY_BODY_BYTES_MAX:
                     break
                 chosen.append(entry)
+            chosen.reverse()  # the newest are chosen, and told in the order they were stored in
             ext = ext_of(
                 {
                     "indexLastUpdateTimestamp": core.store.last_ms,
@@ -397,16 +402,30 @@ class RemotingApi:
             command.version,
             self._core.now_ms(),
         )
-        clients = self._core.clients
+        clients, keep = self._core.clients, heartbeat.without_subscriptions
         for group in heartbeat.producer_groups:
-            clients.producer_said(group, client)
+            said = partial(clients.producer_said, group, client)
+            self._take_group(connection, group, said)
         for consumer in heartbeat.consumers:
-            self._consumer_said(client, consumer, keep=heartbeat.without_subscriptions)
+            said = partial(self._consumer_said, client, consumer, keep=keep)
+            self._take_group(connection, consumer.group, said)
         self.answer(
             connection,
             command,
             ext={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"},
         )
+
+    def _take_group(self, connection: Connection, group: str, said: Callable[[], None]) -> None:
+        """Take what a heartbeat says of one group; the others are not to blame for a bad one."""
+        try:
+            said()
+        except (GroupMissing, MessageIllegal) as error:
+            connection.log_share.line(
+                log_lines,
+                logging.INFO,
+                "%s: group %s of a heartbeat is left out: %s",
+                *(connection, group, error),
+            )
 
     def _consumer_said(self, client: Client, consumer: bodies.ConsumerData, *, keep: bool) -> None:
         core = self._core
@@ -418,7 +437,8 @@ class RemotingApi:
         known = core.clients.consumers.get(group)
         if keep and known is not None:
             # A short heartbeat says nothing of subscriptions: they are as they were.
-            subscriptions = list(known.wanted.get(client.client_id, known.subscriptions).values())
+            who = (client.client_id, client.channel)
+            subscriptions = list(known.wanted.get(who, known.subscriptions).values())
         self._tell_faults(client, group, subscriptions)
         changed, disagreements = core.clients.consumer_said(
             group,
@@ -483,7 +503,7 @@ class RemotingApi:
             locked = [q for q in request.queues if (q.topic, q.queue_id) in owned]
             self.answer(connection, command, body=bodies.write_locked_queues(locked))
 
-        self._core.ordering.lock(request.group, request.client_id, names, done)
+        self._core.ordering.lock(request.group, (request.client_id, connection), names, done)
 
     def _unlock(self, connection: Connection, command: RemotingCommand) -> None:
         request = bodies.read_lock_request(command.body)
@@ -495,7 +515,7 @@ class RemotingApi:
             else:
                 self.answer(connection, command)
 
-        self._core.ordering.unlock(request.group, request.client_id, names, done)
+        self._core.ordering.unlock(request.group, (request.client_id, connection), names, done)
 
 
 def _subscription(said: bodies.Subscription) -> filters.Subscription:

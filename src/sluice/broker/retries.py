@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from sluice.broker import retry_forms as forms
 from sluice.broker import retry_policy
 from sluice.broker.groups import GroupSettings
-from sluice.broker.topics import CLOSED_TOPICS, DEAD_PREFIX, RETRY_PREFIX
+from sluice.broker.topics import CLOSED_TOPICS, DEAD_PREFIX, RETRY_PREFIX, SYSTEM_PREFIX
 from sluice.errors import (
     Busy,
     GroupMissing,
@@ -183,7 +184,10 @@ class Retries:
         if times == 0 or not unique or not origin:
             found([], None)  # nobody was given it before
             return
-        topics = [message.topic, origin.decode("utf-8", "replace")]
+        topics = [message.topic]
+        name = origin.decode("utf-8", "replace")
+        if not name.startswith(SYSTEM_PREFIX):
+            topics.append(name)
         self._find(group, topics, unique.decode("utf-8", "replace"), times, found)
 
     def _find(
@@ -211,7 +215,12 @@ class Retries:
             for view in views or []:
                 entry = records.decode(view)
                 committed = core.offsets.committed(group, entry.topic, entry.queue_id) or 0
-                if entry.queue_offset >= committed and entry.reconsume_times < times:
+                if entry.queue_offset < committed or entry.reconsume_times >= times:
+                    continue
+                # Topic and key are a client's word: what the group was never given stays unread,
+                # a half message or one that waits for its time above all.
+                with suppress(SluiceError):
+                    self._check(group, entry, None)
                     found.append(entry)
             if topics:
                 ask()

@@ -123,7 +123,8 @@ def stray_form(message: Message, group: str, *, dead: bool) -> Message:
         message.body,
         properties,
         message.flag,
-        message.sys_flag,
+        # Where it is stored it can be read, so it is no part of a transaction.
+        message.sys_flag & ~records.SYS_TX_MASK,
         message.born_ms,
         message.born_host,
         message.reconsume_times,

@@ -14,7 +14,7 @@ from sluice.broker.priorities import PRIORITY_NAME, routed
 from sluice.broker.quick_sends import host_of
 from sluice.broker.sending import Sending, unticketed
 from sluice.broker.topics import RETRY_PREFIX
-from sluice.errors import ParameterInvalid, SluiceError
+from sluice.errors import MessageIllegal, SluiceError
 from sluice.model import Message, Placed, message_id
 from sluice.net import Connection
 from sluice.protocol import records
@@ -44,11 +44,19 @@ class SendApi:
 
     def send(self, connection: Connection, command: RemotingCommand) -> None:
         request = read_send(command)
+        if request.batch:
+            self.send_batch(connection, command)
+            return
         sending = self.sending
         settings = sending.topic_for(
             request.topic, request.default_topic, request.default_queue_count
         )
         queue_id = sending.queue_for(settings, request.queue_id)
+        if not command.body:
+            raise MessageIllegal(
+                "the message is illegal, maybe msg body or properties length not matched. "
+                "Its body is empty; send at least one byte"
+            )
         properties = unticketed(request.properties.encode())
         if PRIORITY_NAME in properties:
             properties, queue_id = routed(properties, queue_id, settings.write_queues)
@@ -70,7 +78,7 @@ class SendApi:
             # Of any other topic it is nobody's word: a message there was not tried yet.
             request.reconsume_times if request.topic.startswith(RETRY_PREFIX) else 0,
         )
-        if request.topic.startswith(RETRY_PREFIX):
+        if request.topic.startswith(RETRY_PREFIX) and not sending.is_half(message, settings):
             self._send_to_retry(connection, command, message, request.max_reconsume_times, keys[0])
             return
 
@@ -132,7 +140,7 @@ class SendApi:
         sending = self.sending
         topic, sys_flag, born_ms = request.topic, request.sys_flag, request.born_ms
         if topic.startswith(RETRY_PREFIX):
-            raise ParameterInvalid(f"batch request does not support retry topic {topic}")
+            raise MessageIllegal(f"batch request does not support retry group {topic}")
         settings = sending.topic_for(topic, request.default_topic, request.default_queue_count)
         queue_id = sending.queue_for(settings, request.queue_id)
         parts = split_batch(command.body)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from sluice.broker.attributes import QUEUE_TYPE
 from sluice.broker.core import BrokerCore
 from sluice.broker.expiry import TTL_NAME
 from sluice.broker.half_messages import begun
@@ -48,6 +49,8 @@ _SPECIAL_NAMES: Final = (
 )
 _SPECIAL: Final = re.compile(b"|".join(_SPECIAL_NAMES))
 _SHORT_BYTES: Final = 512
+_INNER_FLAG: Final = records.SYS_INNER_BATCH
+_SPECIAL_FLAGS: Final = records.SYS_TX_MASK | _INNER_FLAG
 
 
 class Sending:
@@ -102,7 +105,7 @@ class Sending:
     @staticmethod
     def is_plain(settings: TopicSettings, sys_flag: int, properties: bytes) -> bool:
         """Whether a message is stored as it is, in a topic that asks for nothing special."""
-        return not (settings.attributes or sys_flag & records.SYS_TX_MASK or is_special(properties))
+        return not (settings.attributes or sys_flag & _SPECIAL_FLAGS or is_special(properties))
 
     def completed(self, properties: bytes) -> bytes:
         """A message's properties with what the broker adds to them."""
@@ -110,10 +113,21 @@ class Sending:
             properties += b"\x02"
         return properties + self._added
 
+    def is_half(self, message: Message, settings: TopicSettings) -> bool:
+        """Whether a message waits for the word of its producer; raises why it cannot."""
+        if message.sys_flag & _INNER_FLAG:
+            _check_whole(settings)
+        if not (message.sys_flag & records.SYS_TX_MASK or b"TRAN_MSG" in message.properties):
+            return False
+        rejected = self._core.config.reject_transactions
+        return begun(message, rejected=rejected).topic == HALF_TOPIC
+
     def stored_form(self, message: Message, settings: TopicSettings) -> Message:
         """What is stored for a message: itself, or what waits in its place for time or a word."""
         if self.is_plain(settings, message.sys_flag, message.properties):
             return message
+        if message.sys_flag & _INNER_FLAG:
+            _check_whole(settings)
         if settings.attributes and is_in_memory(settings):
             check_does_not_wait(message)
         message.properties = self._core.expiry.stamped(message.topic, settings, message.properties)
@@ -139,6 +153,8 @@ class Sending:
     ) -> PlacedRun:
         """Append messages together, into one queue, with consecutive offsets."""
         core = self._core
+        if run.sys_flag & _INNER_FLAG:
+            _check_whole(settings)
         if core.store.log.end > core.admission.free_end:
             core.admission.admit(run.born_host, sum(len(body) for _, body, _ in run.parts))
         together = b"\x02".join([properties for _, _, properties in run.parts])
@@ -197,6 +213,17 @@ def unticketed(properties: bytes) -> bytes:
     and clients would show the old one for the new message.
     """
     return without(properties, TICKET_NAME) if TICKET_NAME in properties else properties
+
+
+def _check_whole(settings: TopicSettings) -> None:
+    """Refuse the flag of a batch that is stored whole where no batch is: readers would take the
+    body of the message for one.
+    """
+    if settings.attributes.get(QUEUE_TYPE) != "BatchCQ":
+        raise MessageIllegal(
+            f"sysFlag says that the message is a batch that is stored whole (0x80), which topic "
+            f"{settings.name} does not hold (queue.type=BatchCQ); send it without the flag"
+        )
 
 
 def check_sendable(name: str) -> None:

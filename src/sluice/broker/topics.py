@@ -202,8 +202,13 @@ class Topics:
     def create_by_send(
         self, name: str, default_topic: str, queue_count: int, *, allowed: bool
     ) -> TopicSettings:
-        """A message came for an unknown topic: made after the default topic, if allowed."""
+        """A message came for an unknown topic: made after the default topic.
+
+        `allowed` counts for the one that all producers know: who names another one knows it, and
+        somebody gave that one the permission.
+        """
         default = self._topics.get(default_topic)
+        allowed = allowed or default_topic != AUTO_CREATE_TOPIC
         if not allowed or default is None or not default.perm & PERM_INHERIT:
             why = "" if allowed else " (auto_create_topics is off)"
             raise TopicMissing(f"topic[{name}] not exist, apply first please!{why}")

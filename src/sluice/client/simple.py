@@ -226,8 +226,15 @@ class SimpleClient:
         try:
             return await self.queues(topic, writing=True)
         except TopicMissing:
+            pass
+        try:
             queues = await self.queues(_AUTO_CREATE_TOPIC, writing=True)
-            return [queue for queue in queues if queue.queue_id < 4]
+        except TopicMissing:
+            raise TopicMissing(
+                f"topic {topic} is not known, and no broker makes it (auto_create_topics is off); "
+                "make it with `sluice admin updateTopic`"
+            ) from None
+        return [queue for queue in queues if queue.queue_id < 4]
 
     async def offset(self, topic: str, queue: QueueAt, code: int) -> int:
         """The lowest or highest offset of a queue (GET_MIN_OFFSET, GET_MAX_OFFSET)."""

@@ -59,8 +59,8 @@ class KafkaConfig(KafkaGroupsConfig):
     )
     kafka_check_records: bool = flag(
         True,
-        "Whether the records of a batch are counted before it is stored, beside its checksum; "
-        "compressed batches are unpacked for it.",
+        "Whether the records of a batch are counted and looked into before it is stored, beside "
+        "its checksum; compressed batches are unpacked for it.",
         dynamic=True,
     )
     kafka_fetch_bytes_max: int = size(

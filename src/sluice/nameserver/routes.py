@@ -5,9 +5,10 @@
     (cluster, address) --> when the broker was last heard of, over which channel, its data version
 
 The rules are those of RocketMQ's RouteInfoManager. The leader's topics are taken over at its first
-registration and whenever its data version differs; a topic that it no longer names stays, unless
-`forget_topics` says otherwise. One address has one id in its group. Where a leader is gone, the
-copy with the lowest id may act for it, to read only.
+registration, and those that differ from what it said before whenever its data version does; what
+was set here by hand holds meanwhile. A topic that it no longer names stays, unless `forget_topics`
+says otherwise. One address has one id in its group. Where a leader is gone, the copy with the
+lowest id may act for it, to read only.
 
 Pure and deterministic: time is an argument, a channel is whatever the caller uses for one, and what
 is returned never changes later. Nothing is sent: who has to be told something is a return value.
@@ -132,6 +133,8 @@ class RouteTable:
         self.rules = rules if rules is not None else Rules()
         self._topics: dict[str, dict[str, QueueData]] = {}
         self._entry_count = 0  # the sum of the lengths of those
+        # By broker group and topic: what it said last, which is not always what holds.
+        self._told: dict[str, dict[str, QueueData]] = {}
         self._groups: dict[str, _Group] = {}
         self._clusters: dict[str, set[str]] = {}
         self._live: dict[tuple[str, str], _Live] = {}
@@ -227,14 +230,23 @@ class RouteTable:
         self, entry: BrokerEntry, group: _Group, registration: Registration, *, is_first: bool
     ) -> None:
         live = self._live.get((entry.cluster, entry.address))
-        changed = is_first or live is None or live.version != registration.data_version
+        is_first = is_first or live is None
+        changed = live is None or is_first or live.version != registration.data_version
         if self.rules.forget_topics and not registration.queue_mappings:
             for topic_name in self._topics_of(entry.name) - registration.topics.keys():
                 self._drop(topic_name, entry.name)
         read_only = entry.broker_id != MASTER_ID and group.acting_master
+        told = self._told.setdefault(entry.name, {})
         for topic in registration.topics.values():
-            if changed or entry.name not in self._topics.get(topic.name, ()):
-                self._put(topic.name, _queue_data(entry.name, topic, read_only=read_only))
+            is_known = entry.name in self._topics.get(topic.name, ())
+            if not changed and is_known:
+                continue
+            queue = _queue_data(entry.name, topic, read_only=read_only)
+            # A broker tells all its topics when one of them changes: the others stay as they are
+            # here, or every change would give a broker back to producers that was taken from them.
+            if is_first or not is_known or queue != told.get(topic.name):
+                self._put(topic.name, queue)
+                told[topic.name] = queue
         if changed:
             for topic_name, info in registration.queue_mappings.items():
                 self._mappings.setdefault(topic_name, {})[entry.name] = info
@@ -267,6 +279,7 @@ class RouteTable:
         queues = self._topics.get(topic)
         if queues is not None and queues.pop(broker_name, None) is not None:
             self._entry_count -= 1
+            self._told.get(broker_name, {}).pop(topic, None)
             if not queues:
                 del self._topics[topic]
 
@@ -300,6 +313,7 @@ class RouteTable:
                 del self._clusters[cluster]
         for topic in self._topics_of(name):
             self._drop(topic, name)
+        self._told.pop(name, None)
 
     def lost(self, channel: Hashable, now_ms: int) -> list[Gone]:
         """A channel is gone, and with it every broker that last registered over it."""
@@ -340,7 +354,9 @@ class RouteTable:
     # ------------------------------------------------------------------------------ administration
 
     def wipe_write_permission(self, name: str) -> int:
-        """Take a broker out of sending, until its data version changes. How many topics it had."""
+        """Take a broker out of sending, until it is given back or comes anew. How many topics it
+        had; those that it makes later are not among them.
+        """
         return self._change_permission(name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_permission(self, name: str) -> int:

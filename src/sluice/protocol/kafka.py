@@ -24,13 +24,16 @@ from uuid import UUID
 
 from sluice.model import Buffer
 from sluice.protocol.kafka_bounds import BadRequest, check_bounds, read_uvarint
-from sluice.protocol.kafka_codes import API_VERSIONS, UNSUPPORTED_VERSION
+from sluice.protocol.kafka_codes import API_VERSIONS, OFFSET_COMMIT, UNSUPPORTED_VERSION
 
 _HEAD: Final = Struct(">hhih")  # key, version, correlation id, bytes of the client id
 _ANSWER_HEAD: Final = Struct(">ii")
 _I16: Final = Struct(">h")
 _I32: Final = Struct(">i")
+_I64: Final = Struct(">q")
 _U32: Final = Struct(">I")
+_RETENTION_VERSIONS: Final = range(2, 5)  # of OffsetCommit
+_RETENTION_MS_MAX: Final = 10**15  # thirty thousand years
 _SMALL_BYTES: Final = 1024
 CLIENT_ID_BYTES_MAX: Final = 1024  # nobody's is longer, and it stands in logs and member ids
 
@@ -91,7 +94,25 @@ def decode(key: int, version: int, frame: bytes | memoryview, at: int) -> Any:
     What stands behind it is left alone, as Kafka's broker does: librdkafka sends such bytes.
     """
     check_bounds(_shape(key, version), frame, at)
+    if key == OFFSET_COMMIT and version in _RETENTION_VERSIONS:
+        frame = _with_retention(frame, at)
     return _reader(key, version)(frame, at)
+
+
+def _with_retention(frame: bytes | memoryview, at: int) -> bytes | memoryview:
+    """A commit whose offsets are kept for no longer than can be counted: some clients write the
+    largest number there is.
+    """
+    (size,) = _I16.unpack_from(frame, at)
+    at += 2 + max(0, size) + 4  # group, generation
+    (size,) = _I16.unpack_from(frame, at)
+    at += 2 + max(0, size)  # member
+    (retention_ms,) = _I64.unpack_from(frame, at)
+    if -1 <= retention_ms <= _RETENTION_MS_MAX:
+        return frame
+    changed = bytearray(frame)
+    _I64.pack_into(changed, at, _RETENTION_MS_MAX if retention_ms > 0 else -1)
+    return bytes(changed)
 
 
 # kio is loaded with the first request: a broker that no Kafka client asks starts without it.
@@ -284,7 +305,6 @@ def _put_time(out: list[bytes], value: int | None) -> None:
     out.append(_I64.pack(-1 if value is None else value))
 
 
-_I64: Final = Struct(">q")
 _NUMBERS: Final[dict[str, Put]] = {
     "int8": _number(">b"),
     "int16": _number(">h"),

@@ -67,16 +67,7 @@ _GZIP: Final = 31  # window bits: with gzip's own head
 _FIRST_OUT_BYTES: Final = 64 * 1024
 _LZ4_FLAGS_AT: Final = 4  # in a frame, after its magic
 _LZ4_INDEPENDENT: Final = 0x20  # Kafka's own reader wants blocks that need no others
-# Records of one batch are mostly equally long. Behind so many their numbers take a byte more.
-_RUN_RECORDS: Final = 64
-_LONG_RUN_RECORDS: Final = 512
-_RUN_MIN: Final = 4  # fewer are looked at one by one
 _new_tuple = tuple.__new__  # half the time of a named tuple's own
-
-# Forms of batches whose records are equally long: the first two bytes of a record, how many there
-# are, the size of all; with what finds their lengths, and the lengths.
-_alike: dict[tuple[int, int, int, int], tuple[Struct, tuple[int, ...]]] = {}
-_FORMS_MAX: Final = 256
 
 Header = tuple[str, bytes | None]
 Fields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]  # of a `BatchHead`
@@ -195,31 +186,6 @@ def usual_head(data: memoryview) -> Fields | None:
     return None
 
 
-def has_alike(data: memoryview, attributes: int, count: int) -> bool:
-    """Whether a batch holds so many records of one length, uncompressed, and nothing else. Where it
-    does `check_records` need not be asked.
-    """
-    size = len(data)
-    if not _RUN_MIN <= count <= _RUN_RECORDS or attributes & CODEC_MASK:
-        return False
-    if count * 7 > size - HEAD_BYTES:
-        return False
-    first, second = data[HEAD_BYTES], data[HEAD_BYTES + 1]
-    known = _alike.get((first, second, count, size))
-    if known is not None:
-        return known[0].unpack_from(data, HEAD_BYTES) == known[1]
-    if _run_end(data, HEAD_BYTES, count, size) != size:
-        return False
-    # Most batches of a producer are of one form: their lengths are looked at in one go from now on.
-    step = (size - HEAD_BYTES) // count
-    length, length_bytes, kind = (first << 8 | second, 2, "H") if first > 0x7F else (first, 1, "B")
-    if len(_alike) >= _FORMS_MAX:
-        _alike.clear()
-    lengths = Struct(">" + f"{step - length_bytes}x".join([kind] * count))
-    _alike[first, second, count, size] = lengths, (length,) * count
-    return True
-
-
 def read_head(data: Buffer) -> BatchHead | None:
     """The head of a batch that is stored; None where these bytes are none.
 
@@ -251,71 +217,6 @@ def check_sent(head: BatchHead, data: Buffer) -> None:
         raise BadBatch(INVALID_RECORD, "a producer's id without a sequence number")
 
 
-def check_records(head: BatchHead, data: Buffer, bytes_max: int) -> None:
-    """Refuse a batch whose records are not as many as it says, or do not end where it ends.
-
-    Only the length of each is looked at: who reads them reads the rest. A compressed batch is
-    unpacked for it, to `bytes_max` at most.
-    """
-    at, codec = HEAD_BYTES, head.attributes & CODEC_MASK
-    if codec:
-        at, data = 0, unpack(codec, memoryview(data)[HEAD_BYTES:], bytes_max)
-    end, left = len(data), head.record_count
-    if left * 7 > end - at:  # none is shorter
-        raise BadBatch(INVALID_RECORD, f"{head.record_count} records in {end - at} bytes")
-    run_max = _RUN_RECORDS
-    try:
-        while left:
-            run = left if left < run_max else run_max
-            stop = _run_end(data, at, run, end) if run >= _RUN_MIN else 0
-            if not stop:
-                run = min(run, _RUN_RECORDS)
-                stop = _records_end(data, at, run)
-            at = stop
-            left -= run
-            run_max = _LONG_RUN_RECORDS
-    except IndexError:
-        raise BadBatch(INVALID_RECORD, "the records are longer than their batch") from None
-    if at != end:
-        raise BadBatch(
-            INVALID_RECORD, f"{head.record_count} records end {end - at} bytes before their batch"
-        )
-
-
-def _run_end(data: Buffer, at: int, count: int, end: int) -> int:
-    """Where so many records end if each is as long as the first; 0 where they are not."""
-    first, second = data[at], data[at + 1]
-    if first <= 0x7F:
-        step = (first >> 1) + 1
-    elif second <= 0x7F:
-        step = ((first & 0x7F | second << 7) >> 1) + 2
-    else:
-        return 0
-    stop = at + step * count
-    if first & 1 or stop > end or bytes(data[at:stop:step]) != bytes((first,)) * count:
-        return 0
-    if first > 0x7F and bytes(data[at + 1 : stop : step]) != bytes((second,)) * count:
-        return 0
-    return stop
-
-
-def _records_end(data: Buffer, at: int, count: int) -> int:
-    """Where so many records end, one after the other; `IndexError` where the bytes end before."""
-    for _ in range(count):
-        length = data[at]
-        at += 1
-        if length > 0x7F:
-            byte = data[at]
-            at += 1
-            length = length & 0x7F | byte << 7
-            if byte > 0x7F:
-                length, at = _varint_from(data, at - 2)
-        if length & 1:
-            raise BadBatch(INVALID_RECORD, "a record of negative length")
-        at += length >> 1
-    return at
-
-
 def patched(length: int, leader_epoch: int) -> bytes:
     """What follows the offset at the beginning of a stored batch."""
     return _PATCHED.pack(length, leader_epoch)
@@ -324,6 +225,17 @@ def patched(length: int, leader_epoch: int) -> bytes:
 def with_append_time(head: BatchHead, data: Buffer, now_ms: int) -> tuple[BatchHead, bytes]:
     """A batch of a topic whose records have the time of their append, with its new checksum."""
     changed = head._replace(attributes=head.attributes | APPEND_TIME, max_ms=now_ms)
+    return _with_head(changed, data)
+
+
+def with_create_time(head: BatchHead, data: Buffer) -> tuple[BatchHead, bytes]:
+    """A batch whose producer says that its times are those of the append, as one of which nobody
+    says so, with its new checksum.
+    """
+    return _with_head(head._replace(attributes=head.attributes & ~APPEND_TIME), data)
+
+
+def _with_head(changed: BatchHead, data: Buffer) -> tuple[BatchHead, bytes]:
     body = _REST.pack(*changed[5:]) + bytes(memoryview(data)[HEAD_BYTES:])
     changed = changed._replace(crc=crc32c(body))
     return changed, _FRONT.pack(*changed[:5]) + body
@@ -461,11 +373,12 @@ def _bytes(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
 
 def read_varint(data: Buffer, at: int) -> tuple[int, int]:
     """A zigzag varint of at most 64 bits, and the place behind it."""
-    value, at = _varint_from(data, at)
+    value, at = varint_from(data, at)
     return value >> 1 ^ -(value & 1), at
 
 
-def _varint_from(data: Buffer, at: int) -> tuple[int, int]:
+def varint_from(data: Buffer, at: int) -> tuple[int, int]:
+    """A varint as it is, the sign in its lowest bit, and the place behind it."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from sluice.model import Buffer
 from sluice.protocol.kafka import put_uvarint, skip_tags
-from sluice.protocol.kafka_bounds import BadRequest, read_uvarint
+from sluice.protocol.kafka_bounds import ITEMS_MAX, BadRequest, read_uvarint
 
 _I16: Final = Struct(">h")
 _I32: Final = Struct(">i")
@@ -123,10 +123,14 @@ def _read_produce(frame: bytes | memoryview, at: int, version: int) -> ProduceRe
     transactional_id, at = _text(view, at, flexible)
     acks, timeout_ms = _ACKS.unpack_from(view, at)
     topic_count, at = _count(view, at + _ACKS.size, flexible)
+    items = topic_count
     topics: list[ProduceTopic] = []
     for _ in range(topic_count):
         topic, at = _topic(view, at, flexible, version >= PRODUCE_IDS)
         part_count, at = _count(view, at, flexible)
+        items += part_count
+        if items > ITEMS_MAX:
+            raise _too_many()
         parts: list[ProducePart] = []
         for _ in range(part_count):
             if flexible:
@@ -198,6 +202,10 @@ def _count(view: memoryview, at: int, flexible: bool) -> tuple[int, int]:
     if not 0 <= count <= len(view) - at:
         raise BadRequest(f"{count} items in {len(view) - at} bytes")
     return count, at
+
+
+def _too_many() -> BadRequest:
+    return BadRequest(f"more than {ITEMS_MAX} items in one request")
 
 
 _OFFSETS: Final = Struct(">ihqqq")  # index, code, base offset, append time, start offset
@@ -305,9 +313,13 @@ def _read_fetch(view: memoryview, at: int, version: int) -> FetchRequest:
     unpack, part_bytes = layout.unpack_from, layout.size
     topics: list[tuple[TopicKey, list[FetchPart]]] = []
     topic_count, at = _count(view, at, flexible)
+    items = topic_count
     for _ in range(topic_count):
         topic, at = _topic(view, at, flexible, has_ids)
         part_count, at = _count(view, at, flexible)
+        items += part_count
+        if items > ITEMS_MAX:
+            raise _too_many()
         parts: list[FetchPart] = []
         for _ in range(part_count):
             found = unpack(view, at)
@@ -322,7 +334,7 @@ def _read_fetch(view: memoryview, at: int, version: int) -> FetchRequest:
         topics.append((topic, parts))
     forgotten: list[tuple[TopicKey, tuple[int, ...]]] = []
     if version >= 7:
-        forgotten, at = _read_forgotten(view, at, flexible, has_ids)
+        forgotten, at = _read_forgotten(view, at, flexible, has_ids, items)
     if version >= 11:
         _, at = _text(view, at, flexible)  # the reader's rack
     if flexible:
@@ -332,13 +344,18 @@ def _read_fetch(view: memoryview, at: int, version: int) -> FetchRequest:
 
 
 def _read_forgotten(
-    view: memoryview, at: int, flexible: bool, has_ids: bool
+    view: memoryview, at: int, flexible: bool, has_ids: bool, items: int
 ) -> tuple[list[tuple[TopicKey, tuple[int, ...]]], int]:
+    """`items`: how many the request has had before."""
     found: list[tuple[TopicKey, tuple[int, ...]]] = []
     topic_count, at = _count(view, at, flexible)
+    items += topic_count
     for _ in range(topic_count):
         topic, at = _topic(view, at, flexible, has_ids)
         count, at = _count(view, at, flexible)
+        items += count
+        if items > ITEMS_MAX:
+            raise _too_many()
         numbers = Struct(f">{count}i")
         found.append((topic, numbers.unpack_from(view, at)))
         at += numbers.size

@@ -183,14 +183,18 @@ class Encoder:
         raise MessageIllegal(self._why_not(message, topic, size, properties_bytes))
 
     def _why_not(self, message: Message, topic: bytes, size: int, properties_bytes: int) -> str:
+        known = (  # to clients, which look for it
+            "the message is illegal, maybe msg body or properties length not matched. msg body "
+            f"length limit {self.body_bytes_max}B, msg properties length limit 32KB. "
+        )
         if len(message.body) > self.body_bytes_max:
             return (
-                f"body of {len(message.body)} bytes is over the limit of {self.body_bytes_max} "
-                "(message_bytes_max); send it in parts or raise the limit"
+                f"{known}body of {len(message.body)} bytes is over the limit of "
+                f"{self.body_bytes_max} (message_bytes_max); send it in parts or raise the limit"
             )
         if properties_bytes > self.properties_bytes_max:
             return (
-                f"properties of {properties_bytes} bytes are over the limit of "
+                f"{known}properties of {properties_bytes} bytes are over the limit of "
                 f"{self.properties_bytes_max}; put large values into the body"
             )
         if not 0 < len(topic) <= TOPIC_BYTES_MAX:

@@ -221,7 +221,7 @@ def quick_send(frame: bytes) -> QuickSend | None:
         or remark_bytes
         or code not in _SEND_CODES
         or mark != _BINARY_MARK + body_at
-        or body_at > len(frame)
+        or body_at >= len(frame)  # what has no body is refused the plain way
     ):
         return None
     time_at = frame.find(_TIME_MARK, QUICK_BYTES_MIN, QUICK_BYTES_MIN + _PART_BYTES_MAX)

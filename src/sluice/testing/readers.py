@@ -46,7 +46,7 @@ def readers_of(core: BrokerCore) -> Readers:
     groups = {}
     for name, group in core.clients.consumers.items():
         groups[name] = set(group.members)
-        for client in group.members.values():
+        for client in group.connections.values():
             channels[client.channel] = client.client_id
     asked: dict[str, set[QueueName]] = {}
     for owner, queue in core.polls.held():

@@ -139,7 +139,8 @@ class Broker:
         self.run(180_000, 10_000)
 
     def join(self, client_id: str, group: str = "g", *topics: str) -> None:
-        client = Client(client_id, object(), "JAVA", 513, self.now_ms)
+        """A consumer's heartbeat; its connection is what its name is."""
+        client = Client(client_id, client_id, "JAVA", 513, self.now_ms)
         self.core.clients.consumer_said(
             group,
             client,

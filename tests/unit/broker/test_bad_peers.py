@@ -172,7 +172,8 @@ def test_who_sends_a_byte_now_and_then_is_dropped_and_holds_up_nobody(
     async def work() -> None:
         async with running(frame_ms=300, first_frame_ms=300) as rig:
             await rig.make_topic("orders")
-            frame = request(Request.SEND_MESSAGE_V2, send_fields("orders"), bytes(1000))
+            # More bytes than anybody is served meanwhile.
+            frame = request(Request.SEND_MESSAGE_V2, send_fields("orders"), bytes(100_000))
             with Peer(rig) as slow:
                 connection = await slow.connection()
                 for at in range(len(frame)):

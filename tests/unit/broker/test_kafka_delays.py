@@ -14,7 +14,7 @@ from sluice.protocol import kafka_batches, kafka_codes
 from sluice.protocol.kafka_batches import Header, Record
 from sluice.storage.memory_files import KeepAll, MemoryFiles
 from tests.unit.broker.broker_kit import broker_config
-from tests.unit.broker.kafka_door_kit import KafkaClient, KafkaRig, kafka_rig
+from tests.unit.broker.kafka_door_kit import KafkaClient, KafkaRig, kafka_rig, produced
 
 WAIT_SECONDS = 60
 MS = 1_700_000_000_000
@@ -159,7 +159,9 @@ def test_what_asks_for_no_time_is_refused_whole() -> None:
                 part = await client.produce("t", sent((b"a", ()), (b"b", headers)))
                 assert part.error_code == kafka_codes.INVALID_RECORD, headers
             data = sent((b"a", NEVER), attributes=0x10, producer=(7, 0, 0))
-            assert (await client.produce("t", data)).error_code == kafka_codes.INVALID_RECORD
+            asked = {**produced("t", data), "transactional_id": "till"}
+            (topic,) = (await client.ask(0, 9, asked)).responses
+            assert topic.partition_responses[0].error_code == kafka_codes.INVALID_RECORD
             assert (await client.fetch("t", 0)).high_watermark == 0
             assert waiting(rig) == 0
 

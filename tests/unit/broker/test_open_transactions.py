@@ -385,7 +385,7 @@ def test_progress_is_noted_for_ourselves_and_for_apache() -> None:
     # Nobody else has a say in them.
     assert not offsets.commit(service.GROUP, HALF_TOPIC, 0, 100)
     assert offsets.committed(service.GROUP, HALF_TOPIC, 0) == 7
-    offsets.reset(service.GROUP, HALF_TOPIC, 0, 100)
+    offsets.reset(service.GROUP, HALF_TOPIC, {0: 100})
     broker.begin(b"later")
     broker.tick(1100)
     assert offsets.committed(service.GROUP, HALF_TOPIC, 0) == 7

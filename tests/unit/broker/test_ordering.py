@@ -26,7 +26,9 @@ def lock(
     if joined:
         broker.join(client_id, "g", "orders")
     told: list[tuple[list[tuple[str, int]], SluiceError | None]] = []
-    broker.core.ordering.lock("g", client_id, queues, lambda *answer: told.append(answer))
+    broker.core.ordering.lock(
+        "g", (client_id, client_id), queues, lambda *answer: told.append(answer)
+    )
     broker.settle()
     ((owned, error),) = told
     if error is not None:
@@ -35,7 +37,7 @@ def lock(
 
 
 def unlock(broker: Broker, client_id: str, queues: list[tuple[str, int]] = QUEUES) -> None:
-    broker.core.ordering.unlock("g", client_id, queues, lambda error: None)
+    broker.core.ordering.unlock("g", (client_id, client_id), queues, lambda error: None)
     broker.settle()
 
 

@@ -208,7 +208,7 @@ def test_a_queue_that_waits_for_the_disk_is_popped_by_one_and_resets_are_seen() 
     bench.core.store.background.submit = submit  # type: ignore[method-assign,assignment]
     first, second = bench.ask(), bench.ask()
     assert (first, second[0][0]) == ([], None), "the other one does not wait for the same"
-    bench.core.offsets.reset(GROUP, TOPIC, 0, 2)
+    bench.core.offsets.reset(GROUP, TOPIC, {0: 2})
     waiting[0] = False
     work.pop()()
     bench.settle()

@@ -354,7 +354,7 @@ def test_a_reset_moves_the_pops_and_what_was_in_flight_is_taken_over() -> None:
     bench = PopBench(queues=1)
     bench.put(b"1", b"2", b"3")
     old = bench.pop()
-    bench.core.offsets.reset(GROUP, TOPIC, 0, 1)
+    bench.core.offsets.reset(GROUP, TOPIC, {0: 1})
     again = bench.pop()
     assert [each.body for each in again] == [b"2", b"3"]
     with pytest.raises(NotInFlight):
@@ -389,7 +389,7 @@ def test_a_reset_holds_after_a_crash() -> None:
     bench = PopBench(queues=1)
     bench.put(b"1", b"2", b"3")
     bench.ack(*bench.pop())
-    bench.core.offsets.reset(GROUP, TOPIC, 0, 1)
+    bench.core.offsets.reset(GROUP, TOPIC, {0: 1})
     bench.pass_ms(10_000)
     bench.crash()
     assert bench.bodies() == [b"2", b"3"]
@@ -399,7 +399,7 @@ def test_a_reset_opens_a_queue_that_is_popped_in_order() -> None:
     bench = PopBench(queues=1)
     bench.put(b"1", b"2")
     pop_in_order(bench)
-    bench.core.offsets.reset(GROUP, TOPIC, 0, 1)
+    bench.core.offsets.reset(GROUP, TOPIC, {0: 1})
     assert [each.body for each in pop_in_order(bench)] == [b"2"]
 
 

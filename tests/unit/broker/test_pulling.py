@@ -78,7 +78,7 @@ def test_a_pull_commits_unless_a_reset_is_ahead_of_it() -> None:
     bench.pull(1, flags=flags, commit=1)
     assert bench.core.offsets.committed("readers", "orders", 0) == 1
     assert bench.core.offsets.pulled_to("readers", "orders", 0) == 3
-    bench.core.offsets.reset("readers", "orders", 0, 0)
+    bench.core.offsets.reset("readers", "orders", {0: 0})
     assert bench.pull(3, flags=flags, commit=3) == [OffsetReset(0, 0, 3)]
     assert bench.core.offsets.committed("readers", "orders", 0) == 0
     assert bench.core.offsets.pulled_to("readers", "orders", 0) == 0

@@ -188,7 +188,7 @@ def unusual() -> dict[str, tuple[bytes | None, int, int]]:
         "compressed nonsense": (nonsense(10), 0, codes.UNKNOWN_SERVER_ERROR),
         "of a transaction": (
             *(batch(10, b"x", attributes=kafka_batches.TRANSACTIONAL), 0),
-            codes.INVALID_PRODUCER_ID_MAPPING,
+            codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         ),
         "a control batch": (
             *(batch(10, b"x", attributes=kafka_batches.CONTROL), 0),

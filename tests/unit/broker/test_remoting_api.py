@@ -60,7 +60,7 @@ BAD_REQUESTS: list[tuple[int, dict[str, Any], bytes, int, str]] = [
     (PULL, PULLS | {"topic": "closed"}, b"", 16, "the topic[closed] pulling message is forbidden"),
     (PULL, PULLS | {"queueId": 2}, b"", 29, "queueId[2] is illegal, topic:[orders]"),
     (PULL, PULLS | {"queueId": -1}, b"", 29, "queueId[-1] is illegal"),
-    (PULL, PULLS | {"consumerGroup": "a b"}, b"", 13, "contains illegal characters"),
+    (PULL, PULLS | {"consumerGroup": "a b"}, b"", 26, "contains illegal characters"),
     (PULL, PULLS | {"sysFlag": 0}, b"", 24, "the consumer's group info not exist"),
     (PULL, PULLS | {"subscription": "||"}, b"", 23, "names no tag"),
     (PULL, PULLS | {"expressionType": "SQL92"}, b"", 23, "wrong at character 1"),

@@ -383,7 +383,7 @@ def test_a_rewind_forgets_the_notes_behind_it(broker: Broker) -> None:
     positions = [broker.send(key=f"U{n}").position for n in range(3)]
     for position in positions:
         broker.send_back(position)
-    broker.core.offsets.reset("g", "orders", 0, 1)
+    broker.core.offsets.reset("g", "orders", {0: 1})
     broker.tick()
     broker = broker.restarted()
     for position in positions:

@@ -426,7 +426,7 @@ def test_groups_are_made_when_they_first_ask_if_allowed() -> None:
     allowed = True
     groups = Groups(new_store(), auto_create=lambda: allowed)
     assert groups.require("g") == GroupSettings("g")
-    with pytest.raises(MessageIllegal):
+    with pytest.raises(GroupMissing, match="contains illegal characters"):
         groups.require("g h")
     allowed = False
     with pytest.raises(GroupMissing):
@@ -474,7 +474,7 @@ def test_a_reset_is_told_once_and_stops_commits_until_then() -> None:
     offsets = Offsets(new_store())
     offsets.commit("g", "t", 0, 7)
     offsets.pulled("g", "t", 0, 9)
-    offsets.reset("g", "t", 0, 2)
+    offsets.reset("g", "t", {0: 2})
     assert not offsets.commit("g", "t", 0, 8)
     assert offsets.commit("g", "t", 1, 8)
     assert offsets.committed("g", "t", 0) == 2

@@ -329,8 +329,45 @@ def test_write_permission_is_wiped_and_added() -> None:
     assert table.add_write_permission("a") == 2
     assert perms(table) == [6, 6]
     register(table, A, told("T", "U", perm=7, counter=2))
-    assert perms(table) == [7, 6]
+    assert perms(table) == [6, 6]
     assert table.wipe_write_permission("nobody") == 0
+
+
+def test_a_wipe_holds_though_another_topic_of_the_broker_changes() -> None:
+    table = RouteTable()
+    register(table, A)
+    table.wipe_write_permission("a")
+    register(table, A, told("T", "U", "V", counter=2))
+    assert (perms(table), perms(table, "U"), perms(table, "V")) == ([4], [4], [6])
+    more = Registration(
+        {**told("T", "V").topics, "U": TopicConfig("U", 9, 9, 6)}, DataVersion(3, 0)
+    )
+    register(table, A, more)
+    assert (perms(table), perms(table, "U"), perms(table, "V")) == ([4], [6], [6])
+    assert table.add_write_permission("a") == 3
+    register(table, A, told("T", "U", "V", counter=4))
+    assert perms(table) == [6]
+
+
+@pytest.mark.parametrize("has_copy", [False, True])
+def test_a_wipe_ends_when_the_broker_comes_anew(has_copy: bool) -> None:
+    table = RouteTable()
+    register(table, A)
+    if has_copy:
+        register(table, A_COPY)
+    table.wipe_write_permission("a")
+    table.unregister(A.cluster, A.address, A.name, A.broker_id)
+    register(table, A)
+    assert perms(table) == [6]
+
+
+def test_a_topic_that_was_deleted_after_a_wipe_comes_back_as_it_is_told() -> None:
+    table = RouteTable()
+    register(table, A)
+    table.wipe_write_permission("a")
+    table.delete_topic("T")
+    register(table, A, told("T", "U", counter=2))
+    assert (perms(table), perms(table, "U")) == ([6], [4])
 
 
 def test_a_topic_is_deleted_everywhere_or_in_one_cluster() -> None:

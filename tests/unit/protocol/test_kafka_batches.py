@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.model import Message
-from sluice.protocol import kafka_batches, kafka_codes, kafka_views, records
+from sluice.protocol import kafka_batches, kafka_checks, kafka_codes, kafka_views, records
 from sluice.protocol.kafka_batches import BadBatch, BatchHead, Record
 
 UNPACKED_MAX = 1 << 20
@@ -62,7 +62,7 @@ def check(data: bytes) -> None:
     """Both ways of reading a head come to the same."""
     short = head_of(lambda data: kafka_batches.read_new(memoryview(data)), data)
     assert short == head_of(read_long, data)
-    kafka_batches.check_records(read_long(data), data, UNPACKED_MAX)
+    kafka_checks.check_records(read_long(data), data, UNPACKED_MAX)
 
 
 def refusal(data: bytes) -> int:
@@ -84,7 +84,7 @@ def test_records_come_back_from_every_codec(codec: int) -> None:
     data = packed(codec)
     head = kafka_batches.read_sent(data)
     kafka_batches.check_sent(head, data)
-    kafka_batches.check_records(head, data, UNPACKED_MAX)
+    kafka_checks.check_records(head, data, UNPACKED_MAX)
     assert kafka_batches.read_records(head, data, UNPACKED_MAX) == SOME
     assert (head.codec, head.record_count, head.max_ms) == (codec, 3, 1005)
 
@@ -160,7 +160,7 @@ def is_counted(data: bytes, count: int) -> bool:
 def passes(data: bytes, count: int) -> bool:
     head = kafka_batches.read_sent(data)._replace(record_count=count)
     try:
-        kafka_batches.check_records(head, data, UNPACKED_MAX)
+        kafka_checks.check_records(head, data, UNPACKED_MAX)
     except BadBatch:
         return False
     return True
@@ -245,7 +245,7 @@ def test_any_records_come_back_from_a_batch(found: list[Record], codec: int) -> 
     data = packed(codec, found)
     head = kafka_batches.read_sent(data)
     assert kafka_batches.read_records(head, data, UNPACKED_MAX) == found
-    kafka_batches.check_records(head, data, UNPACKED_MAX)
+    kafka_checks.check_records(head, data, UNPACKED_MAX)
 
 
 @given(st.binary(max_size=300), st.integers(1, 40), st.sampled_from(range(8)))
@@ -257,7 +257,7 @@ def test_any_bytes_are_records_or_refused(inside: bytes, count: int, codec: int)
         kafka_batches.read_records(head, data, UNPACKED_MAX)
     with suppress(BadBatch):
         kafka_batches.check_sent(head, data)
-        kafka_batches.check_records(head, data, UNPACKED_MAX)
+        kafka_checks.check_records(head, data, UNPACKED_MAX)
 
 
 # --------------------------------------------------------------------------------------- the views
