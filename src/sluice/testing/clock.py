@@ -227,7 +227,10 @@ class Clock:
 @contextmanager
 def time_of_clients(clock: Clock) -> Iterator[None]:
     """Inside of this, clients of this process take the time of a clock for what they send."""
-    for name in ("sluice.aio", "sluice.client.sync.producers"):
+    for name in (
+        *("sluice.aio", "sluice.client.aio.trace"),
+        *("sluice.client.sync.producers", "sluice.client.sync.database"),
+    ):
         importlib.import_module(name)  # so that all their modules are there
 
     changed = [

@@ -33,7 +33,12 @@ KINDS: Final[dict[str, tuple[frozenset[int], frozenset[int]]]] = {
         frozenset({kafka_codes.PRODUCE}),
     ),
     "pull": (
-        frozenset({Request.PULL_MESSAGE, Request.LITE_PULL_MESSAGE, Request.POP_MESSAGE}),
+        frozenset(
+            {
+                *(Request.PULL_MESSAGE, Request.LITE_PULL_MESSAGE, Request.POP_MESSAGE),
+                Request.SLUICE_BULK_FETCH,
+            }
+        ),
         frozenset({kafka_codes.FETCH}),
     ),
     "commit": (

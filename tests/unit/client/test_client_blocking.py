@@ -210,6 +210,29 @@ def test_an_iteration_that_ends_early_loses_nothing(site: Site) -> None:
     assert seen + rest == [str(number) for number in range(8)]
 
 
+def test_a_paused_queue_gives_an_iteration_nothing(site: Site) -> None:
+    """Neither what was fetched ahead, nor what lies before the place that was sought."""
+    with Producer(site.nameserver.address) as producer:
+        queues = producer.queues("Quiet")
+        producer.send_batch([Message("Quiet", f"{i}") for i in range(6)], queue=queues[0])
+        with PullConsumer(
+            site.nameserver.address, group="quiet", topics="Quiet", start_at="first"
+        ) as consumer:
+            seen: list[bytes] = []
+            for message in consumer:
+                seen.append(message.body)
+                if seen == [b"0"]:
+                    consumer.pause([message.queue])
+                    producer.send(Message("Quiet", "other"), queue=queues[1])
+                elif seen == [b"0", b"other"]:
+                    consumer.resume([queues[0]])
+                elif seen[-1] == b"2":
+                    consumer.seek(queues[0], 5)
+                    break
+            assert [message.body for message in consumer.poll(60)] == [b"5"]
+    assert seen == [b"0", b"other", b"1", b"2"]
+
+
 def test_who_leaves_with_an_error_has_not_handled_the_last_message(site: Site) -> None:
     with Producer(site.nameserver.address) as producer:
         producer.send_batch([Message("Raised", f"{number}") for number in range(3)])

@@ -100,6 +100,7 @@ def test_many_threads_share_a_producer(site: Site) -> None:
         ({"batching": True}, Message("Around", "x")),
         ({"compress_bytes_min": 1}, Message("Around", "x")),
         ({}, Message("Around", "x", sharding_key="k")),
+        ({}, Message("Around", "x", flag=7)),
     ],
 )
 def test_what_is_not_plain_goes_through_the_loop(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -347,5 +348,115 @@ def test_an_offset_that_is_gone_is_corrected(site: Site) -> None:
             while not found:
                 found = await consumer.poll()
             assert [each.body for each in found] == [b"m1"]
+
+    run_once(work())
+
+
+def test_after_a_seek_a_poll_returns_nothing_of_an_iteration_that_was_left(site: Site) -> None:
+    async def work() -> None:
+        async with Producer(site.nameserver.address) as producer:
+            await producer.send_batch([Message("Sought", f"{i}") for i in range(10)])
+        async with PullConsumer(
+            site.nameserver.address, group="sought", topics="Sought", start_at="first"
+        ) as consumer:
+            async for message in consumer:
+                consumer.seek(message.queue, 7)
+                break
+            found = await consumer.poll(timeout_seconds=60, count=2)
+            assert [message.body for message in found] == [b"7", b"8"]
+
+    run_once(work())
+
+
+def test_what_was_fetched_ahead_of_a_paused_queue_waits_until_it_goes_on(site: Site) -> None:
+    async def work() -> None:
+        async with Producer(site.nameserver.address) as producer:
+            queues = await producer.queues("Held")
+            held = await producer.send_batch(
+                [Message("Held", f"held {i}") for i in range(5)], queue=queues[0]
+            )
+            async with PullConsumer(
+                site.nameserver.address, group="held", topics="Held", start_at="first"
+            ) as consumer:
+                seen: list[bytes] = []
+                async for message in consumer:
+                    seen.append(message.body)
+                    if seen == [b"held 0", b"held 1"]:
+                        consumer.pause([held[0].queue])
+                        await producer.send(Message("Held", "other"), queue=queues[1])
+                    elif seen[2:] == [b"other"]:
+                        break
+                assert await consumer.poll(timeout_seconds=0) == []
+                consumer.resume([held[0].queue])
+                found = await consumer.poll(timeout_seconds=60, count=1)
+                assert [message.body for message in found] == [b"held 2"]
+                async for message in consumer:
+                    seen.append(message.body)
+                    if message.body == b"held 4":
+                        break
+        assert seen == [b"held 0", b"held 1", b"other", b"held 3", b"held 4"]
+
+    run_once(work())
+
+
+def test_who_waits_in_an_iteration_gets_what_was_held_when_it_goes_on(site: Site) -> None:
+    async def work() -> None:
+        async with Producer(site.nameserver.address) as producer:
+            sent = await producer.send_batch([Message("Woken", f"{i}") for i in range(3)])
+        queue = sent[0].queue
+        seen: list[bytes] = []
+        async with PullConsumer(
+            site.nameserver.address, group="woken", topics="Woken", start_at="first"
+        ) as consumer:
+
+            async def read() -> None:
+                async for message in consumer:
+                    seen.append(message.body)
+                    if len(seen) == 1:
+                        consumer.pause([queue])
+                        asyncio.get_running_loop().call_later(0.05, consumer.resume, [queue])
+                    if len(seen) == 3:
+                        return
+
+            await read()
+        assert seen == [b"0", b"1", b"2"]
+
+    run_once(work())
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "thread"])
+def test_an_ordered_message_that_ends_while_its_queue_is_given_up_is_committed(
+    site: Site, kind: str
+) -> None:
+    """The next owner does not get it again: who gives the queue up waits for the handler."""
+    entered, release = threading.Event(), threading.Event()
+
+    def handle(message: ReceivedMessage) -> None:
+        entered.set()
+        release.wait(60)
+
+    async def handle_soon(message: ReceivedMessage) -> None:
+        await asyncio.to_thread(handle, message)
+
+    async def work() -> None:
+        topic = f"Given-{kind}"
+        await send(site, topic, "one")
+        async with PushConsumer(
+            site.nameserver.address,
+            group=f"g-{topic}",
+            topics=topic,
+            start_at="first",
+            handler=handle if kind == "thread" else handle_soon,
+            orderly=True,
+            close_ms=60_000,
+        ) as consumer:
+            await until(entered.is_set)
+            (lane,) = [each for each in consumer.lanes.values() if each.process.under_way]
+            async with consumer._balancing:  # as whoever gives queues up does
+                giving_up = asyncio.ensure_future(consumer._drop(lane))
+                await until(lambda: lane.process.is_dropped)
+                release.set()
+                await giving_up
+            assert await consumer.committed(lane.queue) == 1
 
     run_once(work())

@@ -14,7 +14,7 @@ from sluice import (
     TransactionProducer,
     TransactionState,
 )
-from sluice.errors import SluiceError
+from sluice.errors import LinkLost, SluiceError
 from sluice.testing import Clock, LiveBroker
 
 
@@ -51,3 +51,42 @@ def test_a_producer_that_has_sent_nothing_yet_is_asked(
             expected = ["order-1"] if state is TransactionState.COMMIT else []
             heard = consumer.poll(timeout_seconds=30 if expected else 0.2)
             assert [message.keys for message in heard] == expected
+
+
+def unheard(*_: object, **__: object) -> None:
+    raise LinkLost("nobody hears it")
+
+
+def test_a_block_that_decides_itself(sluice_broker: LiveBroker) -> None:
+    producer = sluice_broker.transaction_producer(lambda message: TransactionState.UNKNOWN)
+    with producer.transaction(Message("booked", "no")) as transaction:
+        transaction.rollback()
+    assert transaction.state is TransactionState.ROLLBACK
+
+    def commit_and_fail() -> None:
+        with producer.transaction(Message("booked", "yes")) as decided:
+            decided.commit()
+            raise ValueError("too late")
+
+    with pytest.raises(ValueError, match="too late"):
+        commit_and_fail()
+    sluice_broker.wait_until(lambda: bool(sluice_broker.messages("booked")))
+    assert [message.body for message in sluice_broker.messages("booked")] == [b"yes"]
+
+
+def test_an_error_is_not_hidden_by_a_rollback_that_nobody_hears(
+    sluice_broker: LiveBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = sluice_broker.transaction_producer(lambda message: TransactionState.UNKNOWN)
+
+    def fail(message: Message) -> None:
+        raise ValueError("mine")
+
+    monkeypatch.setattr("sluice.client.aio.transactions.TransactionProducer.end", unheard)
+    with pytest.raises(ValueError, match="mine"), producer.transaction(Message("booked", "x")):
+        raise ValueError("mine")
+    with pytest.raises(ValueError, match="mine"):
+        producer.send_transaction(Message("booked", "x"), fail)
+    assert caplog.text.count("its broker asks for it: nobody hears it") == 2
+    with pytest.raises(LinkLost), producer.transaction(Message("booked", "x")):
+        pass

@@ -125,6 +125,14 @@ def test_a_slow_handler_gets_one_message_at_a_time() -> None:
     assert size.count > 50
 
 
+def test_what_nobody_measured_is_not_quick() -> None:
+    size = PortionSize()
+    size.took(0.0, 32)
+    assert (size.count, size.share(64, 0)) == (1, 1)
+    size.took(0.000_010, 1)
+    assert size.count > 50
+
+
 def test_what_waits_is_shared_among_those_who_are_free() -> None:
     size = PortionSize()
     assert size.share(32, 19) == 1  # nothing is known of the handler yet

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -99,6 +99,28 @@ def test_times() -> None:
         ({"delay_level": 19}, "1 to 18"),
         ({"delay_level": 1, "delay_seconds": 2}, "give one of"),
         ({"delay_seconds": -1}, "no span of time"),
+        ({"delay_seconds": float("nan")}, "no span of time"),
+        ({"delay_seconds": float("inf")}, "no span of time"),
+        ({"delay_seconds": 1e306}, "no span of time"),
+        ({"delay_seconds": "5"}, "no span of time"),
+        ({"deliver_at": "tomorrow"}, "deliver_at 'tomorrow' is no time; give a datetime"),
+        ({"deliver_at": float("nan")}, "seconds since 1970"),
+        ({"deliver_at": float("inf")}, "seconds since 1970"),
+        ({"deliver_at": timedelta(hours=1)}, "seconds since 1970"),
+        ({"deliver_at": datetime.min}, "seconds since 1970"),
+        ({"keys": 5}, "keys 5: give a text, or a list of texts"),
+        ({"keys": [1, 2]}, "a list of texts"),
+        ({"keys": b"key"}, "a list of texts"),
+        ({"properties": [("a", "b")]}, "a table of names and texts, not list"),
+        ({"properties": "a=b"}, "a table of names and texts, not str"),
+        ({"properties": {5: "x"}}, "the name of property 5 must be a text"),
+        ({"properties": {"n": None}}, "property n must be a text"),
+        ({"sharding_key": 7}, "sharding_key must be a text"),
+        ({"flag": "1"}, "flag '1': give a number of 32 bits"),
+        ({"flag": 1.5}, "32 bits"),
+        ({"flag": 1 << 31}, "32 bits"),
+        ({"body": "\ud800"}, "the body is no text that UTF-8 can hold"),
+        ({"tags": "\ud800"}, "tags is no text that UTF-8 can hold"),
     ],
 )
 def test_what_is_no_message(arguments: dict[str, object], words: str) -> None:
@@ -282,3 +304,57 @@ def test_damage_is_never_handed_on(at: int) -> None:
 def test_what_is_cut_short_is_refused(size: int) -> None:
     with pytest.raises(ProtocolError):
         read_pulled(entry(b"one")[:size], QUEUE)
+
+
+def alike(count: int, first: int = 0, body: bytes = b"body-%03d") -> list[bytes]:
+    """Entries of one length each, which are taken apart many at a time."""
+    return [entry(body % number, first + number, flag=number) for number in range(count)]
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_many_messages_of_one_length_and_a_change_in_the_middle(kind: type) -> None:
+    longer = [entry(b"longer-%03d" % number, 20 + number, flag=7) for number in range(3)]
+    whole = [*alike(20), *longer, *alike(12, 23), entry(b"last", 35, reconsume_times=2)]
+    found = read_pulled(kind(b"".join(whole)), QUEUE)
+    assert [message.queue_offset for message in found] == list(range(36))
+    assert [message.body for message in found] == [
+        *(b"body-%03d" % number for number in range(20)),
+        *(b"longer-%03d" % number for number in range(3)),
+        *(b"body-%03d" % number for number in range(12)),
+        b"last",
+    ]
+    assert [message.flag for message in found] == [*range(20), 7, 7, 7, *range(12), 0]
+    assert [message.stored_bytes for message in found] == [len(each) for each in whole]
+    assert {message.tags for message in found} == {"A"}
+    assert {(message.born_ms, message.position) for message in found} == {(BORN_MS, 1000)}
+    assert found[35].reconsume_times == 2
+
+
+@pytest.mark.parametrize("row", [0, 1, 7, 8, 9, 15, 19])
+@pytest.mark.parametrize("at", [1, 5, 9, 60, 86, 92, 96, 97, 99])
+def test_damage_in_one_of_many_messages_is_never_handed_on(row: int, at: int) -> None:
+    """In size, magic, checksum, size of the body, body, topic, size of the properties."""
+    rows = alike(20)
+    damaged = bytearray(rows[row])
+    damaged[at] ^= 0x40
+    rows[row] = bytes(damaged)
+    try:
+        found = read_pulled(b"".join(rows), QUEUE)
+    except ProtocolError:
+        return
+    assert [message.body for message in found] == [b"body-%03d" % number for number in range(20)]
+
+
+def test_a_damaged_body_among_many_is_refused() -> None:
+    for row in (0, 7, 8, 9, 19):
+        rows = alike(20)
+        rows[row] = rows[row].replace(b"body-", b"bodi-")
+        with pytest.raises(ProtocolError, match=f"the body at offset {row} is damaged"):
+            read_pulled(b"".join(rows), QUEUE)
+
+
+@pytest.mark.parametrize("missing", [1, 3, 50])
+@pytest.mark.parametrize("count", [2, 9, 10, 20])
+def test_many_messages_whose_last_is_cut_short_are_refused(count: int, missing: int) -> None:
+    with pytest.raises(ProtocolError):
+        read_pulled(b"".join(alike(count))[:-missing], QUEUE)

@@ -213,6 +213,10 @@ def test_the_queue_that_a_message_has_to_go_to() -> None:
     no_queue: Any = lambda queues, message, argument: 5  # noqa: E731
     with pytest.raises(MessageInvalid, match="no queue"):
         fixed_queue(plain, queues, None, no_queue, None)
+    with pytest.raises(MessageInvalid, match="no queue of topic t"):
+        fixed_queue(plain, queues, MessageQueue("other", "a", 0), None, None)
+    with pytest.raises(MessageInvalid, match="the selector raised IndexError"):
+        fixed_queue(plain, queues, None, lambda q, m, a: q[a], 99)
 
 
 # --------------------------------------------------------------------------------------- settings

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 from typing import Any
@@ -56,6 +58,20 @@ def test_a_clock_that_runs(sluice_clock: Clock) -> None:
     assert sluice_clock.now_ms() - wall_ms() > ahead_ms + HOUR_MS - 60_000
     sluice_clock.stop()
     assert sluice_clock.now_ms() == sluice_clock.now_ms()
+
+
+def test_every_module_of_the_client_has_the_clocks_time() -> None:
+    """Also those that a program imports later: here nobody has done so."""
+    program = (
+        "import importlib\n"
+        "from sluice.testing.clock import Clock, time_of_clients\n"
+        "clock = Clock()\n"
+        "with time_of_clients(clock):\n"
+        "    for name in ('aio.producer', 'aio.trace', 'sync.database'):\n"
+        "        module = importlib.import_module(f'sluice.client.{name}')\n"
+        "        assert module.wall_ms == clock.now_ms, name\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from sluice.errors import RequestTimedOut, SendFailed, SluiceError
 from sluice.link import RemotingLink
 from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.testing import BrokerFactory, Clock, Faults, LiveBroker
+from sluice.testing.gate import Order
 
 PATIENT = {"tries_max": 5, "send_ms": 60_000}
 
@@ -107,6 +108,12 @@ def test_nobody_reaches_the_broker(sluice_broker: LiveBroker, sluice_faults: Fau
         producer.send(Message("orders", "lost"), timeout_ms=300)
     sluice_broker.producer(**PATIENT).send(Message("orders", "after"))
     assert bodies(sluice_broker) == [b"before", b"after"]
+
+
+def test_bulk_reads_are_pulls_too() -> None:
+    for code in (Request.PULL_MESSAGE, Request.LITE_PULL_MESSAGE, Request.SLUICE_BULK_FETCH):
+        assert Order("drop", "pull", 1).concerns(code, is_kafka=False)
+    assert not Order("drop", "pull", 1).concerns(Request.SEND_MESSAGE_V2, is_kafka=False)
 
 
 def test_a_request_by_its_number(sluice_broker: LiveBroker, sluice_faults: Faults) -> None:

@@ -35,7 +35,8 @@ class Ticket(Awaitable[SendResult]):
     def __await__(self) -> Generator[Any, None, SendResult]:
         results = self._results
         if not results.done():
-            yield from results
+            # Who is cancelled while it waits goes alone: the others want the batch.
+            yield from asyncio.shield(results)
         return results.result().result(self._index)
 
     @property

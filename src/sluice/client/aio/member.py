@@ -141,11 +141,14 @@ class Member:
         """Ask for the route; a topic that does not exist yet may come later."""
         self.session.wanted.add(topic)
         try:
-            await self.session.route(topic)
+            route = await self.session.route(topic)
         except TopicMissing:
             level = logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.WARNING
             log_lines.log(level, "%s: topic %s does not exist yet", self.group, topic)
             return
+        if route.queues and not read_queues(route, topic):
+            text = "%s: no queue of %s may be read (its permission): nothing comes until one may"
+            log_lines.warning(text, self.group, topic)
         await self._check_expression(self.subscriptions[topic])
 
     async def _check_expression(self, subscription: Subscription) -> None:

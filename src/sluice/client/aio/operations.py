@@ -7,6 +7,7 @@ next is its producer's decision. A thread that waits for its own send anyway may
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ from sluice.client.core.ids import KeyRange
 from sluice.client.core.messages import Message
 from sluice.client.core.sends import Tries, check_size
 from sluice.clock import wall_ms
-from sluice.errors import SluiceError
+from sluice.errors import ClientClosed, SendFailed, SluiceError
 from sluice.link import ANSWER_HEADER_BYTES_MAX
 from sluice.model import Buffer
 from sluice.protocol import remoting
@@ -70,6 +71,22 @@ class Operation:
     def failed(self, error: SluiceError) -> None:
         self.producer._failed(self, error)
 
+    def prepared(self, task: asyncio.Task[Any]) -> None:
+        """The task that was to bring what it needs has ended: where it did not get through, neither
+        does the send, and whoever waits for it learns so.
+        """
+        error: SluiceError
+        if task.cancelled():
+            error = ClientClosed(
+                f"closed before a message to {self.topic} went out; it is not stored"
+            )
+        elif (failure := task.exception()) is not None:
+            error = SendFailed(f"a message to {self.topic} did not go out: {failure!r}")
+            error.__cause__ = failure
+        else:
+            return
+        self.producer._over(self, error)
+
     def came_back(self, error: SluiceError) -> None:
         """Somebody else sent it, and it failed: from now on it is its producer's."""
         self.producer._open_operations += 1
@@ -119,6 +136,7 @@ def direct_send(sender: Sender, message: Message, timeout_ms: int) -> Direct | N
         or not sender.session.is_open
         or not sender.takes_direct
         or message.sharding_key
+        or message.flag
         or len(message.body) >= sender._pack_bytes_min
         or not sender._faults.is_empty
     ):

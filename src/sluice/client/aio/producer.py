@@ -33,7 +33,7 @@ from sluice.client.core.recalls import read_handle
 from sluice.client.core.refusals import refusal
 from sluice.client.core.routes import AUTO_CREATE_TOPIC, Publishing, write_queues
 from sluice.client.core.selectors import Selector
-from sluice.client.core.sends import Tries, check_size, choose_queue, fixed_queue
+from sluice.client.core.sends import Tries, check_queue, check_size, choose_queue, fixed_queue
 from sluice.client.core.settings import ProducerSettings, check_topic, make_settings
 from sluice.clock import wall_ms
 from sluice.errors import (
@@ -187,6 +187,7 @@ class Sender:
             and selector is None
             and not message.sharding_key
             and message.is_plain
+            and not timeout_ms  # a batch has one for all
         ):
             return self._batcher.add(message)
         operation = self._operation(message, SEND, timeout_ms, future)
@@ -209,6 +210,7 @@ class Sender:
         if not messages or any(type(message) is not Message for message in messages):
             raise MessageInvalid("a batch is a list of messages that is not empty")
         topic = messages[0].topic
+        check_queue(queue, topic)
         for message in messages:
             if message.topic != topic:
                 raise MessageInvalid(f"a batch has one topic, not {topic} and {message.topic}")
@@ -369,13 +371,13 @@ class Sender:
             except SluiceError as error:
                 self._over(operation, error)
 
-        self.session.spawn(ask())
+        self.session.spawn(ask()).add_done_callback(operation.prepared)
 
     def _attempt(self, operation: Operation) -> None:
         """Send now if everything is there for it, else as soon as it is."""
         publishing = self._topics.get(operation.topic)
         if publishing is None or operation.sys_flag < 0:
-            self.session.spawn(self._prepare(operation))
+            self.session.spawn(self._prepare(operation)).add_done_callback(operation.prepared)
             return
         queue = operation.fixed
         loop_time = self._loop.time()
@@ -386,7 +388,8 @@ class Sender:
         address = publishing.addresses.get(queue.broker_name)
         link = self.session.links.get(address) if address is not None else None
         if link is None or not link.has_room(len(operation.body)):
-            self.session.spawn(self._prepare_link(operation, publishing, queue))
+            bringing = self._prepare_link(operation, publishing, queue)
+            self.session.spawn(bringing).add_done_callback(operation.prepared)
             return
         operation.started = loop_time
         template = self._templates.get((queue, operation.code, operation.sys_flag))

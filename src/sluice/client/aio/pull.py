@@ -155,10 +155,7 @@ class PullConsumer(Member):
         """
         self.session.check_open()
         self._settle()
-        found: list[Ahead] = []
-        while self._ahead and len(found) < count:  # what an iteration has left
-            found.append(self._ahead.popleft())
-        found = found or await self._next(timeout_seconds, count)
+        found = await self._next(timeout_seconds, count)
         messages: dict[ProcessQueue, list[ReceivedMessage]] = {}
         for process, message in found:
             messages.setdefault(process, []).append(message)
@@ -186,6 +183,8 @@ class PullConsumer(Member):
         return found
 
     def _take(self, count: int) -> list[Ahead]:
+        if self._ahead and (found := self._take_left(count)):
+            return found
         while self._ready:
             lane = self._ready[0]
             process = lane.process
@@ -195,6 +194,19 @@ class PullConsumer(Member):
             self._ready.rotate(-1)
             return [(process, message) for message in process.take(count)]
         return []
+
+    def _take_left(self, count: int) -> list[Ahead]:
+        """What an iteration has left. Of a queue that is paused it stays, of one that was sent
+        elsewhere it is of no use.
+        """
+        found: list[Ahead] = []
+        held: list[Ahead] = []
+        while self._ahead and len(found) < count:
+            one = self._ahead.popleft()
+            if not one[0].is_dropped:
+                (held if one[0].is_paused else found).append(one)
+        self.give_back(held)
+        return found
 
     def _settle(self) -> None:
         """What was returned is handled."""
@@ -212,8 +224,8 @@ class PullConsumer(Member):
         self.session.check_open()
         while self.session.is_open:
             self._settle()  # the one before, perhaps of an iteration that was left
-            if not self._ahead:
-                self._ahead.extend(await self.take_ahead())
+            if not self._ahead or self._ahead[0][0].is_paused:
+                self.give_back(await self.take_ahead())
                 continue
             process, message = self._ahead.popleft()
             if not process.is_dropped:
@@ -221,7 +233,7 @@ class PullConsumer(Member):
                 yield message
 
     def give_back(self, ahead: Iterable[Ahead]) -> None:
-        """These of `take_ahead` are returned by the next `poll`."""
+        """These of `take_ahead` come first when the next ones are asked for."""
         self._ahead.extendleft(reversed(list(ahead)))
 
     def settle(self, handled: Iterable[Ahead]) -> None:

@@ -23,8 +23,11 @@ from sluice.client.aio.ending import end_tasks
 from sluice.client.aio.giving_back import GivingBack
 from sluice.client.aio.handler_threads import HandlerThreads, Portion
 from sluice.client.aio.member import Lane, Member
+from sluice.client.aio.observed_sends import guarded
 from sluice.client.aio.observers import Observer, close_observers, observers_of
 from sluice.client.aio.running_info import install_reports
+from sluice.client.aio.verdicts import failure_of, hung_error, verdict_of
+from sluice.client.aio.workers import Worker, forget_cancelling, is_cancelled
 from sluice.client.core.allocation import Strategy
 from sluice.client.core.messages import ReceivedMessage
 from sluice.client.core.portions import PortionSize
@@ -37,27 +40,13 @@ from sluice.client.core.subscriptions import (
     retry_subscription,
     wanted_of,
 )
-from sluice.errors import ClientClosed, ConfigError, HandlerFailed, HandlerHung, SluiceError
+from sluice.errors import ClientClosed, ConfigError, HandlerHung, SluiceError
 
 log_lines = logging.getLogger("sluice.client")
 
 Handler = Callable[[Any], Any]
 _WATCH_SECONDS_MAX: Final = 1.0
 _AGAIN_SECONDS: Final = 5.0  # after a message could not be given back
-
-
-class _Worker:
-    """Who handles messages: one call of the handler at a time."""
-
-    __slots__ = ("is_hung", "lane", "messages", "portion", "since", "task")
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self.lane: Lane | None = None
-        self.messages: list[ReceivedMessage] = []  # that the handler has now
-        self.portion: Portion | None = None
-        self.since = 0.0  # 0: with something that nobody has looked at yet
-        self.is_hung = False
 
 
 class PushConsumer(Member):
@@ -91,7 +80,8 @@ class PushConsumer(Member):
         self._observers = list(observers)
         self._ready: deque[Lane] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
+        self._watching: asyncio.Task[None] | None = None
         self._size = PortionSize()
         self._threads: HandlerThreads | None = None
         self._turns: asyncio.Semaphore | None = None
@@ -124,11 +114,11 @@ class PushConsumer(Member):
         await self.start_member()
         if not self.push.orderly:
             for _ in range(self.push.concurrency):
-                worker = _Worker()
+                worker = Worker()
                 self._workers.append(worker)
                 worker.task = self.session.spawn(self._work(worker))
         watch = min(_WATCH_SECONDS_MAX, self.push.consume_ms / 4000)
-        self.session.repeat(watch, self._watch)
+        self._watching = self.session.repeat(watch, self._watch)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -206,10 +196,11 @@ class PushConsumer(Member):
     # --------------------------------------------------------------------------- concurrent work
 
     def _wake_workers(self, count: int) -> None:
-        for _ in range(min(len(self._idle), count)):
+        while self._idle and count > 0:
             waiter = self._idle.popleft()
             if not waiter.done():
                 waiter.set_result(None)
+                count -= 1
 
     async def _next(self) -> tuple[Lane, ProcessQueue, list[ReceivedMessage]]:
         """The next portion of some queue, each queue in turn."""
@@ -231,11 +222,12 @@ class PushConsumer(Member):
             self._idle.append(waiter)
             await waiter
 
-    async def _work(self, worker: _Worker) -> None:
-        while not _is_to_end(worker):
-            lane, process, messages = await self._next()
-            worker.lane = lane
+    async def _work(self, worker: Worker) -> None:
+        while self._goes_on():
+            worker.is_hung = False
             try:
+                lane, process, messages = await self._next()
+                worker.lane = lane
                 if self._is_coroutine and self.push.batch_size == 1 and not self._observers:
                     await self._run_plainly(worker, lane, process, messages)
                 elif self._is_coroutine:
@@ -243,19 +235,42 @@ class PushConsumer(Member):
                 else:
                     await self._run_on_thread(worker, lane, process, messages)
             except asyncio.CancelledError:
-                if not worker.is_hung:
+                if self._is_ending():
                     raise
             finally:
                 worker.lane = None
                 worker.messages = []
                 worker.portion = None
 
+    def _is_ending(self) -> bool:
+        """Whether workers are to end: with the consumer, or with a loop that ends all its tasks."""
+        watching = self._watching
+        is_over = watching is not None and watching.cancelling() > 0
+        return self._is_closing or is_over or not self.session.is_open
+
+    def _goes_on(self) -> bool:
+        """Whether there is more to do for the running task.
+
+        That it was cancelled says nothing: it may be that its handler hung, or that a library
+        cancelled the task that called it and did not take that back.
+        """
+        if self._is_ending():
+            return False
+        forget_cancelling()
+        return True
+
+    def _is_own_end(self, failure: BaseException, worker: Worker) -> bool:
+        """Whether the call is to end, and it is not something that the handler did."""
+        if not isinstance(failure, asyncio.CancelledError) or not is_cancelled():
+            return False
+        return worker.is_hung or self._is_ending()
+
     def _groups(self, messages: list[ReceivedMessage]) -> list[list[ReceivedMessage]]:
         size = self.push.batch_size
         return [messages[at : at + size] for at in range(0, len(messages), size)]
 
     async def _run_plainly(
-        self, worker: _Worker, lane: Lane, process: ProcessQueue, messages: list[ReceivedMessage]
+        self, worker: Worker, lane: Lane, process: ProcessQueue, messages: list[ReceivedMessage]
     ) -> None:
         """As `_run_coroutines`, for handlers of single messages that nobody watches."""
         handler, clock = self._handler, time.monotonic
@@ -273,9 +288,9 @@ class PushConsumer(Member):
                     if await handler(message) is not False:
                         place += 1
                         continue
-                    error = _verdict(False)
+                    error = verdict_of(False)
                 except BaseException as failure:
-                    if _is_own_end(failure):
+                    if self._is_own_end(failure, worker):
                         raise
                     error = failure
                 place += 1
@@ -301,7 +316,7 @@ class PushConsumer(Member):
             self._size.took(clock() - begun, len(messages))
 
     async def _run_coroutines(
-        self, worker: _Worker, lane: Lane, process: ProcessQueue, messages: list[ReceivedMessage]
+        self, worker: Worker, lane: Lane, process: ProcessQueue, messages: list[ReceivedMessage]
     ) -> None:
         begun = time.monotonic()
         groups = self._groups(messages)
@@ -312,7 +327,9 @@ class PushConsumer(Member):
                 if process.is_dropped:
                     break
                 worker.messages, worker.since = group, time.monotonic()
-                error = await self._call_coroutine(group)
+                if worker.is_hung:
+                    worker.go_on()
+                error = await self._call_coroutine(group, worker)
                 place += 1
                 if error is None:
                     finished += group
@@ -332,7 +349,9 @@ class PushConsumer(Member):
             self._succeeded(lane, process, finished)
             self._size.took(time.monotonic() - begun, len(messages))
 
-    async def _call_coroutine(self, group: list[ReceivedMessage]) -> BaseException | None:
+    async def _call_coroutine(
+        self, group: list[ReceivedMessage], worker: Worker
+    ) -> BaseException | None:
         given: Any = group if self.push.batch_size > 1 else group[0]
         contexts = self._before(group) if self._observers else None
         begun = time.monotonic() if contexts is not None else 0.0
@@ -340,9 +359,9 @@ class PushConsumer(Member):
         try:
             result: Awaitable[Any] = self._handler(given)
             if await result is False:
-                error = _verdict(False)
+                error = verdict_of(False)
         except BaseException as failure:
-            if _is_own_end(failure):
+            if self._is_own_end(failure, worker):
                 if contexts is not None:
                     self._after(group, contexts, self._given_up_error(), begun)
                 raise
@@ -352,7 +371,7 @@ class PushConsumer(Member):
         return error
 
     async def _run_on_thread(
-        self, worker: _Worker, lane: Lane, process: ProcessQueue, messages: list[ReceivedMessage]
+        self, worker: Worker, lane: Lane, process: ProcessQueue, messages: list[ReceivedMessage]
     ) -> None:
         groups = self._groups(messages)
         portion = worker.portion = Portion(self._call_plainly, groups)
@@ -386,19 +405,20 @@ class PushConsumer(Member):
                 errors += [self._given_up_error()] * (len(groups) - len(errors))
                 for group, context, error in zip(groups, contexts, errors, strict=True):
                     self._after(group, context, error, begun)
-            self._size.took(portion.took, len(messages))
+            # A portion that was given up does not say how long it took.
+            self._size.took(portion.took or time.monotonic() - begun, len(messages))
 
     def _call_plainly(self, group: list[ReceivedMessage]) -> BaseException | None:
         """On a thread: the handler, and what it makes of the messages."""
         try:
-            return _verdict(self._handler(group if self.push.batch_size > 1 else group[0]))
+            return verdict_of(self._handler(group if self.push.batch_size > 1 else group[0]))
         except BaseException as error:
             return error
 
     async def call_directly(self, message: ReceivedMessage) -> BaseException | None:
         """The handler with one message that belongs to no queue of ours; what came of it."""
         if self._is_coroutine:
-            return await self._call_coroutine([message])
+            return await self._call_coroutine([message], Worker())
         portion = Portion(self._call_plainly, [[message]])
         assert self._threads is not None
         await self._threads.run(portion)
@@ -409,9 +429,9 @@ class PushConsumer(Member):
     async def _work_in_order(self, lane: Lane) -> None:
         """One message after the other; a failed one is tried again before its successors."""
         assert self._turns is not None
-        while not _is_to_end():
+        while self._goes_on():
             process = lane.process
-            if process.is_dropped and lane.queue not in self.lanes:
+            if process.is_dropped and self.lanes.get(lane.queue) is not lane:
                 return
             ready = process.waiting_count and not self._is_paused and not self._is_closing
             if not ready or (self.locks_queues and not self._is_locked(process)):
@@ -426,32 +446,38 @@ class PushConsumer(Member):
             async with self._turns:
                 group = process.take(self.push.batch_size)
                 error = await self._call_in_order(group)
-            if process.is_dropped:
-                self._progress.set()
-            elif error is None:
+            if error is None:
+                # Also where the queue is given up: who does that waits for it, and commits it.
                 self._succeeded(lane, process, group)
+            elif process.is_dropped:
+                self._progress.set()
             else:
                 await self._again_in_order(lane, process, group, error)
 
     async def _call_in_order(self, group: list[ReceivedMessage]) -> BaseException | None:
-        seconds = self.push.consume_ms / 1000
+        worker = Worker(asyncio.current_task())
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self.push.consume_ms / 1000, worker.give_up)
         try:
-            async with asyncio.timeout(seconds):
-                if self._is_coroutine:
-                    return await self._call_coroutine(group)
-                assert self._threads is not None
-                portion = Portion(self._call_plainly, [group])
-                contexts = self._before(group) if self._observers else None
-                begun = time.monotonic()
-                try:
-                    await self._threads.run(portion)
-                finally:
-                    if contexts is not None:
-                        errors = portion.errors or [self._given_up_error()]
-                        self._after(group, contexts, errors[0], begun)
-                return portion.errors[0]
-        except TimeoutError:
+            if self._is_coroutine:
+                return await self._call_coroutine(group, worker)
+            assert self._threads is not None
+            portion = Portion(self._call_plainly, [group])
+            contexts = self._before(group) if self._observers else None
+            begun = time.monotonic()
+            try:
+                await self._threads.run(portion)
+            finally:
+                if contexts is not None:
+                    errors = portion.errors or [self._given_up_error()]
+                    self._after(group, contexts, errors[0], begun)
+            return portion.errors[0]
+        except asyncio.CancelledError:
+            if not worker.is_hung or self._is_ending():
+                raise
             return self._hung_error()
+        finally:
+            timer.cancel()
 
     async def _again_in_order(
         self,
@@ -494,7 +520,7 @@ class PushConsumer(Member):
         """Messages whose handler failed: they go back, unless the queue is not ours any more."""
         self.failed_count += len(messages)
         if not isinstance(error, HandlerHung):
-            error = _failure(error, messages[0])
+            error = failure_of(error, messages[0])
         log_lines.warning("%s: %s comes again: %s", self.group, messages[0], error)
         if process.is_dropped:
             return
@@ -516,10 +542,7 @@ class PushConsumer(Member):
         self._progress.set()
 
     def _hung_error(self) -> HandlerHung:
-        return HandlerHung(
-            f"the handler did not come back within {self.push.consume_ms} ms (consume_ms); "
-            "make it quicker, or give it more time"
-        )
+        return hung_error(self.push.consume_ms)
 
     def _given_up_error(self) -> SluiceError:
         """Why a handler that has not come back is not waited for any more."""
@@ -531,16 +554,16 @@ class PushConsumer(Member):
         """Find handlers that hang."""
         now = time.monotonic()
         for worker in self._workers:
+            if worker.is_hung and not worker.since:
+                worker.go_on()  # its handler has another message
             worker.since = worker.since or now
             since = worker.portion.started if worker.portion is not None else worker.since
             busy = worker.messages or worker.portion is not None
             if busy and not worker.is_hung and (now - since) * 1000 > self.push.consume_ms:
-                worker.is_hung = True
-                assert worker.task is not None
-                worker.task.cancel()
+                worker.give_up()
 
     def _before(self, group: list[ReceivedMessage]) -> list[object]:
-        return [_guarded(observer.consuming, self.group, group) for observer in self._observers]
+        return [guarded(observer.consuming, self.group, group) for observer in self._observers]
 
     def _after(
         self,
@@ -551,48 +574,6 @@ class PushConsumer(Member):
     ) -> None:
         took_ms = (time.monotonic() - begun) * 1000
         if error is not None and not isinstance(error, SluiceError):
-            error = _failure(error, group[0])
+            error = failure_of(error, group[0])
         for observer, context in zip(self._observers, contexts, strict=True):
-            _guarded(observer.consumed, self.group, group, context, error, took_ms)
-
-
-def _guarded(call: Callable[..., object], *arguments: object) -> object:
-    """Who only watches must not be in the way."""
-    try:
-        return call(*arguments)
-    except Exception:
-        log_lines.exception("an observer failed")
-        return None
-
-
-def _is_to_end(worker: _Worker | None = None) -> bool:
-    """Whether the running task was cancelled and a handler caught that: who cancelled it waits for
-    it. A worker whose handler hung is cancelled too, and goes on.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    if worker is not None and worker.is_hung:
-        worker.is_hung = False
-        task.uncancel()
-    return task.cancelling() > 0
-
-
-def _is_own_end(failure: BaseException) -> bool:
-    """Whether it is the worker that is to end, not something that the handler did."""
-    if not isinstance(failure, asyncio.CancelledError):
-        return False
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
-
-
-def _verdict(result: object) -> SluiceError | None:
-    """What a handler's return value means: False is "later", anything else is success."""
-    return HandlerFailed("the handler returned False") if result is False else None
-
-
-def _failure(error: BaseException, message: ReceivedMessage) -> HandlerFailed:
-    if isinstance(error, HandlerFailed):
-        return error
-    failure = HandlerFailed(f"the handler raised {error!r} with {message}")
-    failure.__cause__ = error
-    return failure
+            guarded(observer.consumed, self.group, group, context, error, took_ms)

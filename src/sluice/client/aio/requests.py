@@ -71,6 +71,7 @@ class Producer(Sender):
 
     async def ask(self, message: Message, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Reply:
         """Send a request and wait for its reply; raises NoReply."""
+        self.session.check_open()
         if type(message) is not Message:
             raise MessageInvalid(f"ask takes a Message, not {type(message).__name__}")
         number = uuid.uuid4().hex

@@ -64,6 +64,18 @@ class Transaction:
     async def rollback(self) -> None:
         await self.end(TransactionState.ROLLBACK)
 
+    async def give_up(self) -> None:
+        """Roll back after an error, which counts more than that the broker does not hear of it: it
+        asks the checker later.
+        """
+        if self.state is not None:
+            return
+        try:
+            await self.rollback()
+        except SluiceError as error:
+            text = "the rollback of %s was not told, its broker asks for it: %s"
+            log_lines.warning(text, self.message_id, error)
+
     async def end(self, state: TransactionState) -> None:
         """Tell the broker; where it does not hear it, it asks the checker later."""
         if self.state is not None:
@@ -135,7 +147,7 @@ class TransactionProducer(Producer):
         try:
             state = state_of(await call_either(executor, message))
         except BaseException:
-            await transaction.rollback()
+            await transaction.give_up()
             raise
         await transaction.end(state)
         return transaction.result, state

@@ -17,6 +17,14 @@ from typing import Any, Final, NamedTuple
 
 from isal.isal_zlib import crc32
 
+from sluice.client.core.given import (
+    bytes_of,
+    check_flag,
+    check_texts,
+    delay_ms_of,
+    keys_of,
+    time_ms_of,
+)
 from sluice.client.core.ids import KeyRange, key_of
 from sluice.errors import MessageIllegal, MessageInvalid, ProtocolError
 from sluice.model import Buffer
@@ -40,7 +48,6 @@ RESERVED: Final = frozenset(
         *("TRAN_PREPARED_QUEUE_OFFSET", "__transactionId__", "CORRELATION_ID", "REPLY_TO_CLIENT"),
     )
 )
-_SEPARATORS: Final = ("\x01", "\x02")
 _FLAG_COMPRESSED: Final = records.SYS_COMPRESSED
 _ZLIB: Final = 0x300
 COMPRESSED_ZLIB: Final = _FLAG_COMPRESSED | _ZLIB
@@ -78,23 +85,23 @@ class Message:
         if type(topic) is not str or not topic:
             raise MessageInvalid(f"a topic is a text that is not empty, not {topic!r}")
         if type(body) is not bytes:
-            body = _body_of(body)
+            body = bytes_of(body)
         if not body:
             raise MessageInvalid(f"a message to {topic} has an empty body; brokers refuse those")
         self.topic = topic
         self.body: Buffer = body
         self.tags = tags
-        self.keys = keys if isinstance(keys, str) else " ".join(keys) if keys else ""
+        self.keys = keys if isinstance(keys, str) else keys_of(keys) if keys else ""
         self.properties = properties
         self.sharding_key = sharding_key
         self.delay_level = delay_level
         self.delay_ms = 0
         self.deliver_at_ms = 0
-        self.flag = flag
+        self.flag = flag or 0
         self.extra: dict[str, str] | None = None  # the client's own properties
         if delay_level or delay_seconds or deliver_at is not None:
             self._set_time(delay_level, delay_seconds, deliver_at)
-        if tags or self.keys or properties or sharding_key:
+        if tags or self.keys or properties or sharding_key or flag:
             self._check()
 
     def _set_time(
@@ -104,27 +111,13 @@ class Message:
             raise MessageInvalid("give one of delay_level, delay_seconds and deliver_at")
         if not isinstance(delay_level, int) or not 0 <= delay_level <= DELAY_LEVEL_MAX:
             raise MessageInvalid(f"delay_level {delay_level!r}: allowed are 1 to 18")
-        if not isinstance(delay_seconds, int | float) or delay_seconds < 0:
-            raise MessageInvalid(f"delay_seconds {delay_seconds!r} is no span of time")
-        self.delay_ms = int(delay_seconds * 1000)
-        if isinstance(deliver_at, datetime):
-            self.deliver_at_ms = int(deliver_at.timestamp() * 1000)
-        elif deliver_at is not None:
-            self.deliver_at_ms = int(deliver_at * 1000)
+        self.delay_ms = delay_ms_of(delay_seconds)
+        if deliver_at is not None:
+            self.deliver_at_ms = time_ms_of(deliver_at)
 
     def _check(self) -> None:
-        texts = [("tags", self.tags), ("keys", self.keys), ("sharding_key", self.sharding_key)]
-        for name, value in self.properties.items() if self.properties else ():
-            if name in RESERVED:
-                raise MessageInvalid(f"property {name} is RocketMQ's own; use another name")
-            if not name or value == "":
-                raise MessageInvalid(f"property {name!r}: name and value must not be empty")
-            texts += ((f"the name of property {name!r}", name), (f"property {name}", value))
-        for what, text in texts:
-            if not isinstance(text, str):
-                raise MessageInvalid(f"{what} must be a text, not {type(text).__name__}")
-            if _SEPARATORS[0] in text or _SEPARATORS[1] in text:
-                raise MessageInvalid(f"{what} holds 0x01 or 0x02, which separate properties")
+        check_texts(self.tags, self.keys, self.sharding_key, self.properties, RESERVED)
+        check_flag(self.flag)
 
     @property
     def is_plain(self) -> bool:
@@ -181,16 +174,6 @@ class Message:
     def __repr__(self) -> str:
         tags = f", tags={self.tags!r}" if self.tags else ""
         return f"Message({self.topic!r}, {len(self.body)} bytes{tags})"
-
-
-def _body_of(body: object) -> bytes:
-    if isinstance(body, str):
-        return body.encode()
-    if isinstance(body, bytes | bytearray | memoryview):
-        return bytes(body)
-    raise MessageInvalid(
-        f"a body is bytes or text, not {type(body).__name__}; json.dumps makes text of values"
-    )
 
 
 _SHORT_TAIL: Final = b"WAIT\x01true\x02"

@@ -37,7 +37,9 @@ class PortionSize:
         return min(self.count, share)
 
     def took(self, seconds: float, messages: int) -> None:
-        """A portion took so long."""
+        """A portion took so long; 0 where nobody measured it: that does not make it quick."""
+        if seconds <= 0:
+            return
         each = seconds / max(1, messages)
         if not self._seconds:
             self._seconds = each

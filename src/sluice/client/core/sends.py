@@ -64,6 +64,16 @@ def choose_queue(
     return queue
 
 
+def check_queue(queue: MessageQueue | None, topic: str) -> None:
+    """Refuse what is no queue of a topic."""
+    if queue is None:
+        return
+    if not isinstance(queue, MessageQueue):
+        raise MessageInvalid(f"{queue!r} is no queue; take one of `producer.queues(topic)`")
+    if queue.topic != topic:
+        raise MessageInvalid(f"{queue} is no queue of topic {topic}, where the message goes")
+
+
 def fixed_queue(
     message: Message,
     queues: Sequence[MessageQueue],
@@ -73,12 +83,19 @@ def fixed_queue(
 ) -> MessageQueue | None:
     """The queue that a message has to go to; None where any will do."""
     if queue is not None:
+        check_queue(queue, message.topic)
         return queue
     if selector is None:
         return hash_selector(queues, message, None) if message.sharding_key else None
-    chosen = selector(queues, message, argument)
+    try:
+        chosen = selector(queues, message, argument)
+    except SluiceError:
+        raise
+    except Exception as error:
+        raise MessageInvalid(f"the selector raised {error!r}; it has to return a queue") from error
     if not isinstance(chosen, MessageQueue):
         raise MessageInvalid(f"the selector returned {chosen!r}, which is no queue")
+    check_queue(chosen, message.topic)
     return chosen
 
 

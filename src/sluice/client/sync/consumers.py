@@ -150,13 +150,18 @@ class PullConsumer:
     async def _poll(self, timeout_seconds: float, count: int) -> list[ReceivedMessage]:
         self._end_current()
         self._tell()
-        if self._ahead:  # what an iteration has left comes first
+        self._return_ahead()
+        return await self._aio.poll(timeout_seconds, count)
+
+    def _return_ahead(self) -> None:
+        """What an iteration has left comes first, unless its queue is paused."""
+        if self._ahead:
             self._aio.give_back(self._ahead)
             self._ahead.clear()
-        return await self._aio.poll(timeout_seconds, count)
 
     async def _more(self) -> None:
         self._tell()
+        self._return_ahead()
         self._ahead.extend(await self._aio.take_ahead())
 
     def _end_current(self) -> None:
@@ -174,7 +179,7 @@ class PullConsumer:
         self._aio.session.check_open()
         while True:
             self._end_current()  # the one before, perhaps of an iteration that was left
-            if not self._ahead:
+            if not self._ahead or self._ahead[0][0].is_paused:
                 try:
                     self._thread.run(self._more())
                 except ClientClosed:

@@ -6,12 +6,15 @@ its own lock; where nobody waits there is none. One lock for all guards the chan
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Final
 
 from sluice.client.core.messages import SendResult
 from sluice.errors import RequestTimedOut
+
+log_lines = logging.getLogger("sluice.client")
 
 _guard: Final = threading.Lock()
 
@@ -52,7 +55,7 @@ class SendFuture:
             if not self._is_done:
                 self._calls = [*(self._calls or ()), call]
                 return
-        call(self)
+        self._tell(call)
 
     def _wait(self, timeout: float | None) -> None:
         waiter = threading.Lock()
@@ -82,4 +85,10 @@ class SendFuture:
         for waiter in waiters or ():
             waiter.release()
         for call in calls or ():
+            self._tell(call)
+
+    def _tell(self, call: Callable[[SendFuture], None]) -> None:
+        try:
             call(self)
+        except Exception:  # others wait for their results on the same thread
+            log_lines.exception("a callback of a send failed")

@@ -225,11 +225,20 @@ class Transaction:
     def transaction_id(self) -> str:
         return self._inner.transaction_id
 
+    @property
+    def state(self) -> TransactionState | None:
+        """How it was ended; None while it is open."""
+        return self._inner.state
+
     def commit(self) -> None:
         loop_thread().run(self._inner.commit())
 
     def rollback(self) -> None:
         loop_thread().run(self._inner.rollback())
+
+    def give_up(self) -> None:
+        """Roll back after an error, where nothing was decided; never raises over that error."""
+        loop_thread().run(self._inner.give_up())
 
 
 class TransactionProducer(_Face[transactions.TransactionProducer]):
@@ -258,11 +267,15 @@ class TransactionProducer(_Face[transactions.TransactionProducer]):
 
     @contextlib.contextmanager
     def transaction(self, message: Message) -> Iterator[Transaction]:
-        """Commit the message when the block ends in order, roll it back when it raises."""
+        """Commit the message when the block ends in order, roll it back when it raises.
+
+        What the block has decided itself stays so.
+        """
         open_one = self.begin(message)
         try:
             yield open_one
         except BaseException:
-            open_one.rollback()
+            open_one.give_up()
             raise
-        open_one.commit()
+        if open_one.state is None:
+            open_one.commit()
