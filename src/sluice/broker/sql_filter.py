@@ -40,9 +40,13 @@ _LONG_KEPT_MAX: Final = 32
 _QUOTED_MAX: Final = 40
 _DIGITS_MAX: Final = 20  # what is longer is too large
 
+# What is between two words. A pattern of its own, so that nothing of it is tried again as a word;
+# possessive groups would do that too, but before Python 3.11.5 they can end at a wrong place.
+_BETWEEN: Final = re.compile(
+    r"(?:[ \t\n\r\f]|--[^\n\r]*(?:\r\n|\n|\r)|/\*[^*]*\*(?:\*|[^*/][^*]*\*)*/)*"
+)
 _TOKEN: Final = re.compile(
-    r"""(?:[ \t\n\r\f] | --[^\n\r]*+(?:\r\n|\n|\r) | /\*[^*]*+\*(?:\*|[^*/][^*]*+\*)*+/)*+
-    (?: (?P<float> [0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)? | \.[0-9]+(?:[eE][+-]?[0-9]+)?
+    r"""(?: (?P<float> [0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)? | \.[0-9]+(?:[eE][+-]?[0-9]+)?
                  | [0-9]+[eE][+-]?[0-9]+ )
       | (?P<whole> 0 | [1-9][0-9]*[lL]? )
       | (?P<text> '[^']*(?:''[^']*)*' )
@@ -51,7 +55,6 @@ _TOKEN: Final = re.compile(
       | (?P<end> \Z ) )""",
     re.VERBOSE,
 )
-_SPACE: Final = re.compile(r"[ \t\n\r\f]*+")
 _LITERALS: Final = {"TRUE": True, "FALSE": False, "NULL": None}
 _WORDS: Final = {"NOT", "AND", "OR", "BETWEEN", "IN", "IS", *_LITERALS, *nodes.PARTS}
 
@@ -133,11 +136,11 @@ class _Parser:
     # --------------------------------------------------------------------------------------- tokens
 
     def _scan(self, at: int) -> Token:
-        match = _TOKEN.match(self._text, at)
+        between = _BETWEEN.match(self._text, at)
+        assert between is not None, "the pattern matches nothing too"
+        match = _TOKEN.match(self._text, between.end())
         if match is None:
-            space = _SPACE.match(self._text, at)
-            assert space is not None, "the pattern matches nothing too"
-            self._end = space.end()
+            self._end = between.end()
             raise self._wrong(self._end, "no word of a filter begins with")
         self._end = match.end()
         kind = match.lastgroup

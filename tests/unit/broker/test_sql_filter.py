@@ -65,6 +65,7 @@ WANTED = [
     "NOT color",  # a text by itself is not true
     "missing = 1 OR a = 5",
     "a = 5 -- so it is\n",
+    "2 BETWEEN 3 AND --2.0 OR a = 5",  # no comment: those end with their line
     "a /* the * first ** */ = 5",
     "a < price OR a > price",
     "a = 5 and (color = 'red' Or color = 'blue')",
