@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from sluice.errors import ParameterInvalid, SluiceError
 
 QUEUE_TYPE: Final = "queue.type"
+BATCHES: Final = "BatchCQ"  # of topics that hold batches whole
 MESSAGE_TYPE: Final = "message.type"
 STORAGE: Final = "storage"
 IN_MEMORY: Final = "memory"
@@ -37,7 +38,7 @@ class _Attribute(NamedTuple):
 
 
 _KNOWN: Final = {
-    QUEUE_TYPE: _Attribute(False, ("SimpleCQ", "BatchCQ")),
+    QUEUE_TYPE: _Attribute(False, ("SimpleCQ", BATCHES)),
     "cleanup.policy": _Attribute(False, ("DELETE",)),
     MESSAGE_TYPE: _Attribute(
         True, ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", PRIORITY)
@@ -103,7 +104,7 @@ def _check_together(values: Mapping[str, str]) -> None:
             if name in values:
                 raise ParameterInvalid(f"{name} is for topics with {STORAGE}={IN_MEMORY} only")
         return
-    if values.get(QUEUE_TYPE) == "BatchCQ":
+    if values.get(QUEUE_TYPE) == BATCHES:
         raise ParameterInvalid(f"a topic with {STORAGE}={IN_MEMORY} has no queue.type=BatchCQ")
     kind = values.get(MESSAGE_TYPE)
     if kind in ("DELAY", "TRANSACTION"):

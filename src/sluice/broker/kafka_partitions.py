@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from sluice.broker.attributes import QUEUE_TYPE
+from sluice.broker.attributes import BATCHES, QUEUE_TYPE
 from sluice.broker.topics import CLOSED_TOPICS, DEAD_PREFIX, TopicSettings
 from sluice.errors import SluiceError
 from sluice.storage.state import KAFKA_ID_TABLE
@@ -36,7 +36,6 @@ _SHOWN: Final = re.compile(r"(?:[a-zA-Z0-9_-]|%2E)+")
 _GROUP: Final = re.compile(r"[a-zA-Z0-9_-]{1,200}")
 DEAD_ALIAS: Final = "rmq.dlq."  # in front of the group whose dead letters a topic has
 DELAY_HEADERS: Final = "sluice.delay.headers"
-BATCHES: Final = "BatchCQ"
 APPEND_TIME: Final = "LogAppendTime"
 
 
@@ -114,17 +113,17 @@ def shown(name: str, settings: TopicSettings, topic_id: UUID) -> KafkaTopic:
         settings,
         settings.attributes.get(QUEUE_TYPE) == BATCHES,
         config("message.timestamp.type") == APPEND_TIME,
-        _number(config("max.message.bytes")),
+        number_of(config("max.message.bytes")),
         "compact" in policy,
         config(DELAY_HEADERS).lower() == "true",
         stored.removeprefix(DEAD_PREFIX) if stored.startswith(DEAD_PREFIX) else "",
-        _number(config("message.timestamp.before.max.ms")),
-        _number(config("message.timestamp.after.max.ms")),
+        number_of(config("message.timestamp.before.max.ms")),
+        number_of(config("message.timestamp.after.max.ms")),
         not policy or "delete" in policy,
     )
 
 
-def _number(text: str) -> int | None:
+def number_of(text: str) -> int | None:
     """What a configuration says; None where nobody set it, or to what is no number: attributes are
     written by others too, and a topic that cannot be shown could not even be deleted.
     """

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from sluice.broker.attributes import QUEUE_TYPE
+from sluice.broker.attributes import BATCHES, QUEUE_TYPE
 from sluice.broker.core import BrokerCore
 from sluice.broker.expiry import TTL_NAME
 from sluice.broker.half_messages import begun
@@ -219,7 +219,7 @@ def _check_whole(settings: TopicSettings) -> None:
     """Refuse the flag of a batch that is stored whole where no batch is: readers would take the
     body of the message for one.
     """
-    if settings.attributes.get(QUEUE_TYPE) != "BatchCQ":
+    if settings.attributes.get(QUEUE_TYPE) != BATCHES:
         raise MessageIllegal(
             f"sysFlag says that the message is a batch that is stored whole (0x80), which topic "
             f"{settings.name} does not hold (queue.type=BatchCQ); send it without the flag"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from sluice.broker.kafka_partitions import CONFIG_PREFIX
+from sluice.broker.kafka_partitions import CONFIG_PREFIX, number_of
 from sluice.broker.queue_units import UNITS_AT_ONCE, columns, ends, parts_of, sizes, times_ms
 from sluice.broker.topics import TopicSettings
 from sluice.errors import SluiceError
@@ -56,15 +56,13 @@ def limits_of(settings: TopicSettings) -> Limits:
     attributes = settings.attributes
     if "delete" not in attributes.get(_POLICY, "delete"):
         return Limits()
-    return Limits(_number(attributes.get(_RETENTION_MS)), _number(attributes.get(_RETENTION_BYTES)))
+    return Limits(_limit(attributes.get(_RETENTION_MS)), _limit(attributes.get(_RETENTION_BYTES)))
 
 
-def _number(text: str | None) -> int:
-    """Attributes may come from elsewhere: what is no number limits nothing."""
-    try:
-        return -1 if text is None else int(text)
-    except ValueError:
-        return -1
+def _limit(text: str | None) -> int:
+    """What is no number limits nothing."""
+    number = number_of(text or "")
+    return -1 if number is None else number
 
 
 @dataclass(slots=True)
