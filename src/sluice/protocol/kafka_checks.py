@@ -30,12 +30,13 @@ _RUN_RECORDS: Final = 64
 _LONG_RUN_RECORDS: Final = 512
 _RUN_MIN: Final = 4  # fewer are looked at one by one
 _RECORD_MIN_BYTES: Final = 7
+_ALIKE_MAX: Final = 320  # records of a batch whose form is kept
 _COLUMNS_MAX: Final = 32  # records with more fields than that are looked at one by one
 _RUNS_KEPT: Final = 256
 _HIGH: Final = bytes(range(0x80, 0x100))  # bytes of a varint that goes on
 
-# Forms of batches whose records are equally long: the first two bytes of a record, how many there
-# are, the size of all; with what finds their lengths and the fields of the first, and those.
+# Forms of batches whose records are alike: the first two bytes of a record, how many there are, the
+# size of all; with what finds their lengths and the fields of the first, and those.
 _alike: dict[tuple[int, int, int, int], tuple[Struct, tuple[int | bytes, ...]]] = {}
 _FORMS_MAX: Final = 256
 
@@ -50,35 +51,56 @@ class _Layout(NamedTuple):
 
 
 def has_alike(data: memoryview, attributes: int, count: int) -> bool:
-    """Whether a batch holds so many records of one length, uncompressed, and nothing else. Where it
-    does `check_records` need not be asked.
+    """Whether a batch holds so many records of one length, uncompressed, and nothing else; those
+    whose numbers take a byte more may be longer. Where it does `check_records` need not be asked.
 
-    Of a form that was seen before, the fields of the first record alone are looked at.
+    Of a form that was seen before, the lengths of all records are looked at, and the fields of the
+    first of each length.
     """
     size = len(data)
-    if not _RUN_MIN <= count <= _RUN_RECORDS or attributes & CODEC_MASK:
+    if not _RUN_MIN <= count <= _ALIKE_MAX or attributes & CODEC_MASK:
         return False
     if count * _RECORD_MIN_BYTES > size - HEAD_BYTES:
         return False
-    first, second = data[HEAD_BYTES], data[HEAD_BYTES + 1]
-    known = _alike.get((first, second, count, size))
+    key = (data[HEAD_BYTES], data[HEAD_BYTES + 1], count, size)
+    known = _alike.get(key)
     if known is not None and known[0].unpack_from(data, HEAD_BYTES) == known[1]:
         return True
-    if _run_end(data, HEAD_BYTES, count, size) != size:
-        return False
-    step = (size - HEAD_BYTES) // count
-    layout = _layout(data, HEAD_BYTES, HEAD_BYTES + step)
-    if layout is None or not _has_layout(data, HEAD_BYTES, count, step, 0, layout):
+    codes = _alike_codes(data, count)
+    if codes is None:
         return False
     # Most batches of a producer are of one form: their lengths are looked at in one go from now on.
     if len(_alike) >= _FORMS_MAX:
         _alike.clear()
-    length_bytes, kind = (2, "H") if first > 0x7F else (1, "B")
-    of_first = _picked(length_bytes, (*range(layout.time_at, layout.key_at), *layout.lengths), step)
-    of_others = f"{kind}{step - length_bytes}x" * (count - 1)
-    form = Struct(f">{kind}{of_first}{of_others}")
-    _alike[first, second, count, size] = form, form.unpack_from(data, HEAD_BYTES)
+    form = Struct(f">{codes}")
+    _alike[key] = form, form.unpack_from(data, HEAD_BYTES)
     return True
+
+
+def _alike_codes(data: memoryview, count: int) -> str | None:
+    """What takes out of a batch the bytes that its form is known by; None where its records are
+    not alike.
+    """
+    at, number, codes = HEAD_BYTES, 0, ""
+    try:
+        while number < count:
+            run = count - number if number else min(count, _RUN_RECORDS)
+            stop = _run_end(data, at, run, len(data))
+            step = (stop - at) // run
+            layout = _layout(data, at, at + step) if stop else None
+            if layout is None or not _has_layout(data, at, run, step, number, layout):
+                return None
+            length_bytes, kind = (2, "H") if data[at] > 0x7F else (1, "B")
+            # The time of a batch's first record is 0, that of a later one anything.
+            first = layout.number_at if number else layout.time_at
+            places = (*range(first, layout.key_at), *layout.lengths)
+            codes += f"{kind}{_picked(length_bytes, places, step)}"
+            codes += f"{kind}{step - length_bytes}x" * (run - 1)
+            at = stop
+            number += run
+    except IndexError:
+        return None
+    return codes if at == len(data) else None
 
 
 def _picked(at: int, places: tuple[int, ...], end: int) -> str:

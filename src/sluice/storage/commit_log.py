@@ -236,7 +236,7 @@ class CommitLog:
         active = self._active
         assert active is not None
         try:
-            self._early.finish()
+            early = self._early.finish()
             for segment, position, buffers in self._full_groups:
                 segment.file.pwritev(buffers, position - segment.base)
             if self._group:
@@ -253,6 +253,8 @@ class CommitLog:
         self._group = []
         self._before_stage = None
         self.written = self._end
+        if early.byte_count:
+            self._pages.wrote_early(active.base, active.file, self._end, *early)
         if self._end - active.base > self.segment_bytes // 4:
             self._prepare_next()
 

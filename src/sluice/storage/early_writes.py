@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Lock
-from typing import Final
+from time import thread_time_ns
+from typing import Final, NamedTuple
 
 from sluice.model import Buffer
 from sluice.storage.background import Background
@@ -26,10 +27,17 @@ from sluice.storage.files import OpenFile
 _LANE: Final = "early"
 
 
+class Wrote(NamedTuple):
+    """How much was written early, and the processor time that it took."""
+
+    byte_count: int
+    took_ns: int
+
+
 class _Piece:
     """Buffers for one place in a file, which are written once."""
 
-    __slots__ = ("buffers", "file", "is_over", "lock", "offset")
+    __slots__ = ("buffers", "byte_count", "file", "is_over", "lock", "offset", "took_ns")
 
     def __init__(self, file: OpenFile, buffers: Sequence[Buffer], offset: int) -> None:
         self.file = file
@@ -37,6 +45,7 @@ class _Piece:
         self.offset = offset
         self.lock = Lock()  # held by who writes it
         self.is_over = False
+        self.byte_count = self.took_ns = 0
 
 
 class EarlyWrites:
@@ -56,16 +65,19 @@ class EarlyWrites:
         self._pieces.append(piece)
         self._background.submit(_LANE, lambda: self._write(piece), lambda _, error: None)
 
-    def finish(self) -> None:
+    def finish(self) -> Wrote:
         """See to it that all of it is written. Raises what went wrong first; then nothing of it
         is under way any more either.
         """
-        for piece in self._pieces:
+        pieces, self._pieces = self._pieces, []
+        for piece in pieces:
             self._write(piece)
-        self._pieces = []
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+        return Wrote(
+            sum(piece.byte_count for piece in pieces), sum(piece.took_ns for piece in pieces)
+        )
 
     def drop(self) -> None:
         """Write no more of it; what is under way is waited for."""
@@ -81,7 +93,9 @@ class EarlyWrites:
                 return
             piece.is_over = True
             if self._failure is None:
+                since_ns = thread_time_ns()
                 try:
-                    piece.file.pwritev(piece.buffers, piece.offset)
+                    piece.byte_count = piece.file.pwritev(piece.buffers, piece.offset)
+                    piece.took_ns = thread_time_ns() - since_ns
                 except BaseException as error:  # met by `finish`, whoever wrote
                     self._failure = error

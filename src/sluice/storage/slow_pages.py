@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter_ns, thread_time_ns
-from typing import Final
+from typing import Final, NamedTuple
 
 from sluice.storage.background import Background
 from sluice.storage.files import OpenFile
@@ -32,8 +32,23 @@ _QUICK_PAGE_NS: Final = 3_000
 _QUICK_STEPS: Final = 8
 _STEP_BYTES: Final = 4 << 20
 _LEAD_BYTES: Final = 8 << 20
+_EARLY_LEAD_BYTES: Final = 96 << 20  # before megabytes that are written early, in idle time
 _PAGE_BYTES: Final = 4096
-_LANE: Final = "ahead"
+# Who appends turn by turn shares the processors with who sends; who waits for megabytes to be
+# written leaves one free.
+_LANES: Final = ("ahead", "ahead-too")
+
+
+class _Written(NamedTuple):
+    """How far a log is written, in the file that begins at `base`, and how far ahead of that pages
+    are made, by how many threads.
+    """
+
+    base: int
+    file: OpenFile
+    end: int
+    lead_bytes: int
+    lane_count: int
 
 
 class SlowPages:
@@ -53,7 +68,8 @@ class SlowPages:
         self._untimed_count = 0
         self._judged_bytes = self._judged_ns = self._judged_since_ns = 0
         self._ready_to = 0  # a position in the log
-        self._is_busy = False
+        self._free_lanes = list(reversed(_LANES))
+        self._last: _Written | None = None
         self._quick_count = 0  # steps, one after the other
 
     def begin(self) -> int:
@@ -68,42 +84,59 @@ class SlowPages:
         """The log was written from `begin` to `end`, in the file that begins at `base`; `since_ns`
         is what `begin` said.
         """
-        if self.is_ahead:
-            self._go_ahead(base, file, end)
+        if not self.is_ahead and (
+            not since_ns or not self._is_slow(end - begin, self._own_ns() - since_ns)
+        ):
             return
-        if not since_ns:
-            return
-        self._judged_bytes += end - begin
-        self._judged_ns += self._own_ns() - since_ns
+        self._last = _Written(base, file, end, _LEAD_BYTES, 1)
+        self._go_ahead()
+
+    def wrote_early(
+        self, base: int, file: OpenFile, end: int, byte_count: int, took_ns: int
+    ) -> None:
+        """So many bytes up to `end` were written early, which took other threads so long."""
+        if self.is_ahead or self._is_slow(byte_count, took_ns):
+            self._last = _Written(base, file, end, _EARLY_LEAD_BYTES, len(_LANES))
+            self._go_ahead()
+
+    def _is_slow(self, byte_count: int, took_ns: int) -> bool:
+        """Take a write into account: whether pages are to be made ahead from now on."""
+        self._judged_bytes += byte_count
+        self._judged_ns += took_ns
         if self._judged_bytes < _JUDGED_BYTES:
-            return
+            return False
         page_ns = self._judged_ns * _PAGE_BYTES // self._judged_bytes
         now_ns = self._now_ns()
         in_time = now_ns - self._judged_since_ns < _JUDGED_NS_MAX
         self._judged_bytes = self._judged_ns = 0
         self._judged_since_ns = now_ns
-        if page_ns > _SLOW_PAGE_NS and in_time:
-            self.is_ahead = True
-            self._go_ahead(base, file, end)
+        self.is_ahead = page_ns > _SLOW_PAGE_NS and in_time
+        return self.is_ahead
 
-    def _go_ahead(self, base: int, file: OpenFile, end: int) -> None:
+    def _go_ahead(self) -> None:
         """See to it that the next megabytes have pages, as far as they lie in the file."""
-        if self._is_busy or self._ready_to - end >= _LEAD_BYTES:
-            return
-        start = max(self._ready_to, end)
-        stop = min(start + _STEP_BYTES, base + file.size)
-        if stop <= start:
-            return
-        self._is_busy = True
-        self._ready_to = stop
+        assert self._last is not None
+        base, file, end, lead_bytes, lane_count = self._last
+        least_free = len(_LANES) - lane_count
+        while len(self._free_lanes) > least_free and self._ready_to - end < lead_bytes:
+            start = max(self._ready_to, end)
+            stop = min(start + _STEP_BYTES, base + file.size)
+            if stop <= start:
+                return
+            self._ready_to = stop
+            self._make(file, start - base, stop - base)
+
+    def _make(self, file: OpenFile, start: int, stop: int) -> None:
+        """Have the pages of a part of a file made."""
+        lane = self._free_lanes.pop()
 
         def work() -> int:
             since_ns = self._own_ns()
-            file.warm(start - base, stop - base)
+            file.warm(start, stop)
             return self._own_ns() - since_ns
 
         def done(took_ns: int | None, error: BaseException | None) -> None:
-            self._is_busy = False
+            self._free_lanes.append(lane)
             if took_ns is None:
                 self._quick_count = _QUICK_STEPS  # errors are met by whoever writes there
             elif took_ns * _PAGE_BYTES < _QUICK_PAGE_NS * (stop - start):
@@ -114,5 +147,7 @@ class SlowPages:
                 self._quick_count = 0
                 self.is_ahead = False
                 self._judged_since_ns = self._now_ns()
+            elif self.is_ahead:
+                self._go_ahead()
 
-        self._background.submit(_LANE, work, done)
+        self._background.submit(lane, work, done)

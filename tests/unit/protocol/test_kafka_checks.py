@@ -86,19 +86,43 @@ def test_a_record_that_lies_is_refused(lie: str, codec: int, step: int, count: i
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_the_first_of_records_that_are_alike_is_looked_into(lie: str) -> None:
-    records = some(30)
+@pytest.mark.parametrize("count", [30, 65, 150, 320])
+def test_the_first_of_records_that_are_alike_is_looked_into(lie: str, count: int) -> None:
+    records = some(count)
     for _ in range(2):  # a form that is new, and one that is known
-        assert kafka_checks.has_alike(memoryview(wrapped(records)), 0, 30)
-    changed = [LIES[lie](records[0]), *records[1:]]
-    assert not kafka_checks.has_alike(memoryview(wrapped(changed)), 0, 30)
+        assert kafka_checks.has_alike(memoryview(wrapped(records)), 0, count)
+    for at in (0, 64) if count > 64 else (0,):
+        changed = records.copy()
+        changed[at] = LIES[lie](changed[at])
+        assert not kafka_checks.has_alike(memoryview(wrapped(changed)), 0, count), at
 
 
-def test_records_that_are_alike_all_lie_in_the_same_way() -> None:
+@pytest.mark.parametrize("count", [30, 150])
+def test_records_that_are_alike_all_lie_in_the_same_way(count: int) -> None:
     for lie in LIES.values():
-        data = wrapped([lie(record) for record in some(30)])
-        assert not kafka_checks.has_alike(memoryview(data), 0, 30)
+        data = wrapped([lie(record) for record in some(count)])
+        assert not kafka_checks.has_alike(memoryview(data), 0, count)
         assert not passes(data)
+
+
+@pytest.mark.parametrize("odd", [1, 63, 100, 149])
+def test_one_of_another_length_is_seen_in_a_form_that_is_known(odd: int) -> None:
+    records = some(150)
+    assert kafka_checks.has_alike(memoryview(wrapped(records)), 0, 150)
+    longer, shorter = odd, odd - 1
+    changed = records.copy()
+    changed[longer] = written(Record(longer, 0, b"key", b"v" * 101, HEADERS))[0]
+    changed[shorter] = written(Record(shorter, 0, b"key", b"v" * 99, HEADERS))[0]
+    assert len(wrapped(changed)) == len(wrapped(records))
+    assert not kafka_checks.has_alike(memoryview(wrapped(changed)), 0, 150)
+    assert passes(wrapped(changed))
+
+
+def test_times_of_later_records_are_their_own() -> None:
+    for late in range(5):
+        records = written(*(Record(at, late if at else 0, None, b"v" * 9) for at in range(150)))
+        assert kafka_checks.has_alike(memoryview(wrapped(records)), 0, 150)
+    assert len([key for key in kafka_checks._alike if key[2] == 150 and key[0] == 2 * 15]) == 1
 
 
 def test_forms_of_the_same_size_take_turns() -> None:
