@@ -34,7 +34,7 @@ from sluice.config import (
     load,
 )
 from sluice.errors import ConfigError
-from sluice.heap import keep_freed_memory
+from sluice.heap import keep_freed_memory, use_large_pages
 from sluice.link import join_address, split_address
 from sluice.metrics_http import MetricsListener
 from sluice.nameserver.metrics import NameserverMetrics
@@ -259,6 +259,7 @@ def _settle() -> None:
     """What is loaded now stays: the collector need not look at it again."""
     gc.collect()
     gc.freeze()
+    use_large_pages()
     # A broker makes thousands of values in a turn and drops them at its end; looking for cycles
     # among them after every few hundred finds none and costs some percent of all time.
     gc.set_threshold(50_000, 20, 50)

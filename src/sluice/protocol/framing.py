@@ -5,11 +5,13 @@ RocketMQ and Kafka frame alike, so both doors use it. The bytes may come in any 
 
     socket --> scratch --+--> whole frames, each copied once into bytes of its own
                          +--> the beginning of the last one: kept aside until the rest comes
+    socket --> the buffer of a large frame, once enough of it has come
 
 Three rules keep a peer from costing more than it sends:
 
 * A length is checked as soon as its four bytes are there, before anything of the frame is kept.
-* What is kept grows with what was received, never with what a length announces.
+* What is kept grows with what was received, to twice of that at most, never with what a length
+  announces.
 * The scratch buffer holds nothing between two calls. All connections of one event loop can share
   one, so an idle connection costs no buffer; and a frame that was handed out never changes.
 
@@ -35,6 +37,10 @@ _LENGTH_BYTES: Final = 4
 # A kept frame below this is copied once more, into bytes, because they are faster to take apart
 # than a view; above it the copy would cost more than that.
 _COPY_BYTES_MAX: Final = 64 * 1024
+# A frame above this has a buffer of its own as soon as so much of it is there. What is kept of others
+# is moved from time to time as it grows, which is quicker for less.
+_LARGE_BYTES: Final = SCRATCH_BYTES
+_LARGE_FROM_BYTES: Final = 64 * 1024
 
 
 class BadFrame(ProtocolError):
@@ -48,7 +54,7 @@ class BadFrame(ProtocolError):
 class FrameReader:
     """The receiving side of one connection. `frame_bytes_max` may be raised after a log-in."""
 
-    __slots__ = ("_broken", "_kept", "_scratch", "frame_bytes_max")
+    __slots__ = ("_broken", "_kept", "_large", "_scratch", "frame_bytes_max")
 
     def __init__(
         self, frame_bytes_max: int = FRAME_BYTES_MAX, scratch: bytearray | None = None
@@ -57,21 +63,30 @@ class FrameReader:
         self.frame_bytes_max = frame_bytes_max
         self._scratch: memoryview | None = None if scratch is None else memoryview(scratch)
         self._kept = bytearray()  # length and beginning of a frame that is not whole yet
+        self._large: _LargeFrame | None = None  # or of a large one
         self._broken = ""
 
     @property
     def kept_bytes(self) -> int:
-        """What this connection holds in memory of a frame that is not whole yet."""
-        return len(self._kept)
+        """What this connection has received of a frame that is not whole yet."""
+        return len(self._kept) if self._large is None else self._large.filled
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
-        """Where to receive; the bytes have to be announced before anything else is done with it."""
+        """Where to receive, `SCRATCH_BYTES` at most; the bytes have to be announced before anything
+        else is done with it.
+        """
+        if self._large is not None:
+            return self._large.room()
         if self._scratch is None:
             self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         return self._scratch
 
     def buffer_updated(self, count: int) -> list[Frame]:
         """That many bytes were received into the buffer: the frames that are whole now."""
+        if self._large is not None:
+            frames: list[Frame] = []
+            self._received(self._large, count, frames)
+            return frames
         assert self._scratch is not None, "there is no buffer before get_buffer"
         assert 0 <= count <= len(self._scratch)
         return self._take(self._scratch, count)
@@ -84,7 +99,15 @@ class FrameReader:
         if self._broken:
             raise BadFrame(self._broken, [])
         frames: list[Frame] = []
-        at = self._complete(data, count, frames) if self._kept else 0
+        at = 0
+        while self._large is not None and at < count:
+            room = self._large.room()
+            part = data[at : min(at + len(room), count)]
+            room[: len(part)] = part
+            at += len(part)
+            self._received(self._large, len(part), frames)
+        if self._kept:
+            at = self._complete(data, count, frames)
         limit = self.frame_bytes_max
         while count - at >= _LENGTH_BYTES:
             (size,) = _LENGTH.unpack_from(data, at)
@@ -97,6 +120,7 @@ class FrameReader:
             frames.append(bytes(data[begin:at]))
         if at < count:
             self._kept += data[at:count]
+            self._enlarge()
         return frames
 
     def _complete(self, data: bytes | memoryview, count: int, frames: list[Frame]) -> int:
@@ -117,7 +141,27 @@ class FrameReader:
             view = memoryview(kept).toreadonly()[_LENGTH_BYTES:]
             frames.append(bytes(view) if size <= _COPY_BYTES_MAX else view)
             self._kept = bytearray()  # the old one belongs to the frame now
+        else:
+            self._enlarge()
         return end
+
+    def _enlarge(self) -> None:
+        """Give a large frame of which enough is there a buffer of its own."""
+        kept = self._kept
+        if len(kept) >= _LARGE_FROM_BYTES:
+            size: int = _LENGTH.unpack_from(kept)[0]
+            if size > _LARGE_BYTES:
+                self._large = _LargeFrame(kept, _LENGTH_BYTES + size)
+                self._kept = bytearray()
+
+    def _received(self, large: _LargeFrame, count: int, frames: list[Frame]) -> None:
+        """So many more bytes of a large frame are in its buffer."""
+        large.filled += count
+        if large.filled == large.size:
+            frames.append(large.buffer.toreadonly()[_LENGTH_BYTES:])
+            self._large = None
+        elif large.filled == len(large.buffer):
+            large.grow()
 
     def _refuse(self, size: int, frames: list[Frame]) -> NoReturn:
         self._kept = bytearray()
@@ -125,6 +169,28 @@ class FrameReader:
             f"a frame of {size} bytes is outside of {FRAME_BYTES_MIN} to {self.frame_bytes_max}"
         )
         raise BadFrame(self._broken, frames)
+
+
+class _LargeFrame:
+    """The length and the beginning of a frame, in a buffer that is at most twice as long."""
+
+    __slots__ = ("buffer", "filled", "size")
+
+    def __init__(self, begin: bytearray, size: int) -> None:
+        self.size = size
+        self.buffer = memoryview(begin)
+        self.filled = len(begin)
+        self.grow()
+
+    def room(self) -> memoryview:
+        """Where the next bytes of it go."""
+        return self.buffer[self.filled : self.filled + SCRATCH_BYTES]
+
+    def grow(self) -> None:
+        """Make room for as much as there is."""
+        grown = memoryview(bytearray(min(2 * self.filled, self.size)))
+        grown[: self.filled] = self.buffer[: self.filled]
+        self.buffer = grown
 
 
 def frame_of(payload: Buffer) -> bytes:

@@ -30,25 +30,23 @@ _JUDGED_NS_MAX: Final = 400_000_000
 # It ends where a page took less in all of the last steps: slow memory lies between quick one.
 _QUICK_PAGE_NS: Final = 3_000
 _QUICK_STEPS: Final = 8
-_STEP_BYTES: Final = 4 << 20
-_LEAD_BYTES: Final = 8 << 20
-_EARLY_LEAD_BYTES: Final = 96 << 20  # before megabytes that are written early, in idle time
 _PAGE_BYTES: Final = 4096
 # Who appends turn by turn shares the processors with who sends; who waits for megabytes to be
 # written leaves one free.
 _LANES: Final = ("ahead", "ahead-too")
 
 
-class _Written(NamedTuple):
-    """How far a log is written, in the file that begins at `base`, and how far ahead of that pages
-    are made, by how many threads.
-    """
+class _Pace(NamedTuple):
+    """How far ahead of writes pages are made, in which steps, by how many threads."""
 
-    base: int
-    file: OpenFile
-    end: int
     lead_bytes: int
+    step_bytes: int
     lane_count: int
+
+
+_USUAL: Final = _Pace(8 << 20, 4 << 20, 1)
+# Whoever writes megabytes early is busy between two looks at what is done, and waits for them.
+_EARLY: Final = _Pace(96 << 20, 16 << 20, len(_LANES))
 
 
 class SlowPages:
@@ -69,7 +67,6 @@ class SlowPages:
         self._judged_bytes = self._judged_ns = self._judged_since_ns = 0
         self._ready_to = 0  # a position in the log
         self._free_lanes = list(reversed(_LANES))
-        self._last: _Written | None = None
         self._quick_count = 0  # steps, one after the other
 
     def begin(self) -> int:
@@ -88,16 +85,14 @@ class SlowPages:
             not since_ns or not self._is_slow(end - begin, self._own_ns() - since_ns)
         ):
             return
-        self._last = _Written(base, file, end, _LEAD_BYTES, 1)
-        self._go_ahead()
+        self._go_ahead(base, file, end, _USUAL)
 
     def wrote_early(
         self, base: int, file: OpenFile, end: int, byte_count: int, took_ns: int
     ) -> None:
         """So many bytes up to `end` were written early, which took other threads so long."""
         if self.is_ahead or self._is_slow(byte_count, took_ns):
-            self._last = _Written(base, file, end, _EARLY_LEAD_BYTES, len(_LANES))
-            self._go_ahead()
+            self._go_ahead(base, file, end, _EARLY)
 
     def _is_slow(self, byte_count: int, took_ns: int) -> bool:
         """Take a write into account: whether pages are to be made ahead from now on."""
@@ -113,14 +108,12 @@ class SlowPages:
         self.is_ahead = page_ns > _SLOW_PAGE_NS and in_time
         return self.is_ahead
 
-    def _go_ahead(self) -> None:
+    def _go_ahead(self, base: int, file: OpenFile, end: int, pace: _Pace) -> None:
         """See to it that the next megabytes have pages, as far as they lie in the file."""
-        assert self._last is not None
-        base, file, end, lead_bytes, lane_count = self._last
-        least_free = len(_LANES) - lane_count
-        while len(self._free_lanes) > least_free and self._ready_to - end < lead_bytes:
+        least_free = len(_LANES) - pace.lane_count
+        while len(self._free_lanes) > least_free and self._ready_to - end < pace.lead_bytes:
             start = max(self._ready_to, end)
-            stop = min(start + _STEP_BYTES, base + file.size)
+            stop = min(start + pace.step_bytes, base + file.size)
             if stop <= start:
                 return
             self._ready_to = stop
@@ -147,7 +140,5 @@ class SlowPages:
                 self._quick_count = 0
                 self.is_ahead = False
                 self._judged_since_ns = self._now_ns()
-            elif self.is_ahead:
-                self._go_ahead()
 
         self._background.submit(lane, work, done)

@@ -53,7 +53,7 @@ def test_who_finishes_writes_what_nobody_has_begun() -> None:
     assert background.step(LANE)
     assert file.written == [(1, b"at1")]
     assert early
-    early.finish()
+    assert early.finish().byte_count == 9
     assert file.written == [(1, b"at1"), (2, b"at2"), (3, b"at3")]
     assert not early
     background.run_all()  # the thread comes too late for them

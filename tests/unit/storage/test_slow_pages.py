@@ -65,6 +65,20 @@ class Log:
                 self.background.run_all()
 
 
+    def write_early(self, mib: int, turn_mib: int = 4, *, run: bool = True) -> None:
+        """Megabytes a turn, as they are published."""
+        for _ in range(mib // turn_mib):
+            since_ns = self.file.own_ns
+            if not any(start <= self.end - self.base < stop for start, stop in self.file.warmed):
+                self.file.take(turn_mib * MIB)
+            self.file.now_ns += 10_000_000
+            self.end += turn_mib * MIB
+            file, took_ns = cast(OpenFile, self.file), self.file.own_ns - since_ns
+            self.pages.wrote_early(self.base, file, self.end, turn_mib * MIB, took_ns)
+            if run:
+                self.background.run_all()
+
+
 def test_quick_writes_are_left_alone() -> None:
     log = Log()
     log.write(64)
@@ -102,6 +116,29 @@ def test_one_step_at_a_time_and_never_behind_the_writes() -> None:
     log.write(1)
     first, second, *_ = log.file.warmed
     assert first[1] < 39 * MIB <= second[0]
+
+
+def test_two_steps_at_a_time_for_what_is_written_early() -> None:
+    log = Log()
+    log.file.page_us = SLOW_US
+    log.write_early(8, run=False)
+    assert {lane: len(jobs) for lane, jobs in log.background.waiting.items()} == {
+        "ahead": 1,
+        "ahead-too": 1,
+    }
+    log.background.run_all()
+    log.write_early(100)
+    starts, stops = zip(*sorted(log.file.warmed), strict=True)
+    assert starts[1:] == stops[:-1], "each page once"
+    assert 96 * MIB <= stops[-1] - log.end < (96 + 16) * MIB
+    log.write(1)
+    assert len(log.file.warmed) == len(starts), "enough for any other writes"
+
+
+def test_quick_early_writes_are_left_alone() -> None:
+    log = Log()
+    log.write_early(64)
+    assert log.file.warmed == []
 
 
 def test_it_ends_where_memory_is_quick_and_begins_again() -> None:
@@ -156,4 +193,28 @@ def test_the_log_has_its_large_writes_watched(monkeypatch: pytest.MonkeyPatch) -
         log.stage(bytes(size))
         log.write()
     assert seen == [(0, 100, 40_100), (0, 44_195, 48_291), (100_000, 100_000, 160_000)]
+    log.close()
+
+
+def test_the_log_has_its_early_writes_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    def wrote(
+        _: SlowPages, base: int, file: object, end: int, byte_count: int, took_ns: int
+    ) -> None:
+        seen.append((base, end, byte_count))
+
+    monkeypatch.setattr(SlowPages, "wrote_early", wrote)
+    log = CommitLog(MemoryFiles(), "/log", 100_000, Steps())
+    log.load()
+    log.finish_load(0)
+    for size, is_early in ((40_000, True), (30_000, False), (90_000, True), (5_000, True)):
+        log.position_for(size)
+        log.stage(bytes(size))
+        if is_early:
+            log.write_early()
+        if size != 90_000:
+            log.write()
+    # With the mark at the end of the file that was full: it is written in its order.
+    assert seen == [(0, 40_000, 40_000), (100_000, 195_000, 95_008)]
     log.close()
