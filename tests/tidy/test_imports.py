@@ -34,7 +34,7 @@ STORED = (
 
 # From the bottom to the top: a storage module may import those of lower tiers only.
 STORAGE_TIERS = (
-    ("system_calls",),
+    ("stretches", "system_calls"),
     ("files",),
     ("admission", "background", "crash_model", "key_index_file", "retention", "snapshot"),
     ("early_writes", "key_batches", "slow_pages"),

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Protocol
 
+from sluice.storage.stretches import Stretches
 from sluice.storage.system_calls import find_cachestat, run_apart
 from sluice.storage.system_calls import find_syncfs as _find_syncfs
 
@@ -40,8 +41,8 @@ Buffer = bytes | bytearray | memoryview
 # The kernel takes at most this many buffers in one pwritev (IOV_MAX of Linux and of macOS).
 IOV_MAX_COUNT: Final = 1024
 
-# How much `resident` and `warm` read in one call: large enough that the call itself costs nothing
-# beside the copy, small enough that the scratch buffer stays in the processor's cache.
+# How much `resident` and `warm` read in one call: the call costs nothing beside the copy, and
+# the scratch buffer stays in the processor's cache.
 _STEP_BYTES: Final = 1 << 20
 _COUNTED_BYTES: Final = 1 << 16  # from here on counting pages is faster than a copy
 
@@ -217,12 +218,13 @@ _scratch: Final = memoryview(bytearray(_STEP_BYTES))
 class RealFile:
     """An `OpenFile` on a file descriptor."""
 
-    __slots__ = ("_fd", "_path", "_view")
+    __slots__ = ("_fd", "_path", "_stretches", "_view")
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd  # -1 once closed, so that a number the kernel gave away again is never used
         self._path = path
         self._view: memoryview | None = None
+        self._stretches = Stretches()
 
     @property
     def path(self) -> str:
@@ -292,7 +294,8 @@ class RealFile:
             return True
         if start < 0 or not _NOWAIT:
             return False
-        if stop - start >= _COUNTED_BYTES and self.cached(start, stop):
+        is_counted = stop - start >= _COUNTED_BYTES and self.cached(start, stop)
+        if is_counted or (self._fd >= 0 and self._stretches.hold(start, stop, self.cached)):
             return True
         while start < stop:
             step_bytes = min(stop - start, _STEP_BYTES)
