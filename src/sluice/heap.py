@@ -60,7 +60,9 @@ def use_large_pages() -> int:
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     madvise.restype = ctypes.c_int
     ranges = list(large_ranges(text))
-    return sum(stop - start for start, stop in ranges if not madvise(start, stop - start, _COLLAPSE))
+    return sum(
+        stop - start for start, stop in ranges if not madvise(start, stop - start, _COLLAPSE)
+    )
 
 
 def large_ranges(maps: str) -> Iterator[tuple[int, int]]:

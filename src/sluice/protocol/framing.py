@@ -37,8 +37,8 @@ _LENGTH_BYTES: Final = 4
 # A kept frame below this is copied once more, into bytes, because they are faster to take apart
 # than a view; above it the copy would cost more than that.
 _COPY_BYTES_MAX: Final = 64 * 1024
-# A frame above this has a buffer of its own as soon as so much of it is there. What is kept of others
-# is moved from time to time as it grows, which is quicker for less.
+# A frame above this has a buffer of its own as soon as so much of it is there. What is kept of
+# others is moved from time to time as it grows, which is quicker for less.
 _LARGE_BYTES: Final = SCRATCH_BYTES
 _LARGE_FROM_BYTES: Final = 64 * 1024
 

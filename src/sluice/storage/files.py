@@ -41,8 +41,7 @@ Buffer = bytes | bytearray | memoryview
 # The kernel takes at most this many buffers in one pwritev (IOV_MAX of Linux and of macOS).
 IOV_MAX_COUNT: Final = 1024
 
-# How much `resident` and `warm` read in one call: the call costs nothing beside the copy, and
-# the scratch buffer stays in the processor's cache.
+# What `resident` and `warm` read in one call: the scratch buffer stays in the processor's cache.
 _STEP_BYTES: Final = 1 << 20
 _COUNTED_BYTES: Final = 1 << 16  # from here on counting pages is faster than a copy
 

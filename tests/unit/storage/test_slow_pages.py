@@ -64,7 +64,6 @@ class Log:
             if run:
                 self.background.run_all()
 
-
     def write_early(self, mib: int, turn_mib: int = 4, *, run: bool = True) -> None:
         """Megabytes a turn, as they are published."""
         for _ in range(mib // turn_mib):
