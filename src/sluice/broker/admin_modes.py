@@ -14,7 +14,7 @@ from sluice.broker.allocation import Queue, allocate, allocate_pops
 from sluice.broker.groups import BROADCASTING
 from sluice.broker.remoting_api import Handle
 from sluice.broker.topics import RETRY_PREFIX
-from sluice.errors import GroupMissing, NoPermission, ParameterInvalid, TopicMissing
+from sluice.errors import NoPermission, ParameterInvalid, TopicMissing
 from sluice.net import Connection
 from sluice.protocol import remoting_admin
 from sluice.protocol.json_members import MessageQueue
@@ -95,10 +95,9 @@ class AdminModes(AdminPart):
             raise NoPermission("retry topic is not allowed to set mode")
         if core.topics.get(topic) is None:
             raise TopicMissing(f"topic[{topic}] not exist")
-        if core.groups.get(group) is None:
-            raise GroupMissing("subscription group does not exist")
         if wanted["mode"] not in (PULL, POP):
             raise ParameterInvalid(f"mode {wanted['mode'][:50]!r}; allowed: {PULL}, {POP}")
+        core.groups.require(group)  # the mode is often set before the first consumer comes
         log_lines.info("%s sets the mode of group %s on topic %s", connection, group, topic)
         known = core.store.state.newest(REQUEST_MODE_TABLE, topic) or {}
         core.store.change(

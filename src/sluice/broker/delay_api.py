@@ -13,7 +13,7 @@ from sluice.broker.delay_desk import DelayDesk, Delayed, DelayedPage
 from sluice.broker.delays import Waiting
 from sluice.broker.remoting_api import Handle, RemotingApi
 from sluice.broker.sending import REGION
-from sluice.errors import RequestInvalid, SluiceError
+from sluice.errors import IllegalOperation, RequestInvalid, SluiceError
 from sluice.model import message_id
 from sluice.net import Connection
 from sluice.protocol.remoting import RemotingCommand
@@ -41,11 +41,14 @@ class DelayApi(AdminPart):
         fields = self._fields(command)
 
         def done(error: SluiceError | None) -> None:
-            if error is not None:
+            # Apache's broker does not look whether such a message waits, and its clients take every
+            # other code for a failure. The remark says that nothing was taken back.
+            if error is not None and not isinstance(error, IllegalOperation):
                 self._api.refuse(connection, command, error)
             else:
                 ext = {"msgId": handle.unique_key, "MSG_REGION": REGION}
-                self._answer(connection, command, ext=ext)
+                remark = None if error is None else str(error)
+                self._answer(connection, command, ext=ext, remark=remark)
 
         handle = self._desk.handle(fields["topic"], fields["recallHandle"])
         self._desk.recall(handle, fields["producerGroup"] or "", done)

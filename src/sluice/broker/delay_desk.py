@@ -134,7 +134,7 @@ class DelayDesk:
             if gone:
                 done(None)  # it was taken back before, and once more is once
                 return
-            raise IllegalOperation("recall failed, the message does not wait (any more)")
+            raise IllegalOperation("no message of this handle waits here")
         for number, (item, entry) in enumerate(waiting, 1):
             is_last = number == len(waiting)
 

@@ -81,7 +81,7 @@ class Unfolding:
         byte_count, next_offset = 0, offset
         for shown, after in self._shown(result, aborted, stop):
             for at, entry in shown:
-                if at < offset or not _accepts(accept, entry):
+                if (at < offset and not _is_whole(entry)) or not _accepts(accept, entry):
                     continue
                 if chosen and (len(chosen) >= count_max or byte_count + len(entry) > bytes_max):
                     return _found(result, chosen, byte_count, at)
@@ -241,6 +241,13 @@ def _found(
         len(chosen),
         byte_count,
     )
+
+
+def _is_whole(entry: memoryview | bytes) -> bool:
+    """Whether an entry is a batch of RocketMQ's producers, which its reader takes apart: who goes
+    on in its middle gets it whole, as the rest of it is nowhere else.
+    """
+    return bool(_PLACE.unpack_from(entry)[1] & records.SYS_INNER_BATCH)
 
 
 def _accepts(accept: Accept | None, entry: memoryview | bytes) -> bool:

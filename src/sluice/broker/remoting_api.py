@@ -20,7 +20,7 @@ from sluice.broker.groups import Client
 from sluice.broker.pulling import OffsetReset, Pull, Pulling, ReadResult, ReadStatus
 from sluice.broker.quick_sends import QuickSends
 from sluice.broker.send_api import SendApi
-from sluice.broker.topics import RETRY_PREFIX
+from sluice.broker.topics import RETRY_PREFIX, UNIT_SUBSCRIPTION
 from sluice.errors import (
     GroupMissing,
     MessageIllegal,
@@ -431,7 +431,8 @@ class RemotingApi:
         core = self._core
         group = consumer.group
         settings = core.groups.require(group)
-        core.topics.create_inner(f"{RETRY_PREFIX}{group}", settings.retry_queues)
+        flag = UNIT_SUBSCRIPTION if consumer.unit_mode else 0
+        core.topics.create_inner(f"{RETRY_PREFIX}{group}", settings.retry_queues, sys_flag=flag)
         core.ask_turn()
         subscriptions = [_subscription(one) for one in consumer.subscriptions]
         known = core.clients.consumers.get(group)

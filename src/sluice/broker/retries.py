@@ -23,7 +23,6 @@ from sluice.broker.groups import GroupSettings
 from sluice.broker.topics import CLOSED_TOPICS, DEAD_PREFIX, RETRY_PREFIX, SYSTEM_PREFIX
 from sluice.errors import (
     Busy,
-    GroupMissing,
     NoPermission,
     ParameterInvalid,
     SluiceError,
@@ -104,9 +103,7 @@ class Retries:
 
     def _group(self, name: str, times_max: int | None) -> GroupSettings:
         core = self._core
-        settings = core.groups.get(name)
-        if settings is None:
-            raise GroupMissing(f"subscription group not exist, {name}")
+        settings = core.groups.require(name)  # it may be another one than the reader's own
         if core.config.permission == "r":
             raise NoPermission(f"the broker[{core.config.broker_name}] sending is forbidden")
         if times_max is not None and times_max < 0:

@@ -49,7 +49,10 @@ class SendApi:
             return
         sending = self.sending
         settings = sending.topic_for(
-            request.topic, request.default_topic, request.default_queue_count
+            request.topic,
+            request.default_topic,
+            request.default_queue_count,
+            of_unit=request.unit_mode,
         )
         queue_id = sending.queue_for(settings, request.queue_id)
         if not command.body:
@@ -141,7 +144,9 @@ class SendApi:
         topic, sys_flag, born_ms = request.topic, request.sys_flag, request.born_ms
         if topic.startswith(RETRY_PREFIX):
             raise MessageIllegal(f"batch request does not support retry group {topic}")
-        settings = sending.topic_for(topic, request.default_topic, request.default_queue_count)
+        settings = sending.topic_for(
+            topic, request.default_topic, request.default_queue_count, of_unit=request.unit_mode
+        )
         queue_id = sending.queue_for(settings, request.queue_id)
         parts = split_batch(command.body)
         host = host_of(connection)

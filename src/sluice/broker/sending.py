@@ -22,6 +22,8 @@ from sluice.broker.topics import (
     DEAD_PREFIX,
     HALF_TOPIC,
     RETRY_PREFIX,
+    UNIT,
+    UNIT_SUBSCRIPTION,
     TopicSettings,
     check_name,
 )
@@ -64,19 +66,26 @@ class Sending:
             f"MSG_REGION\x01{REGION}\x02CLUSTER\x01{cluster}\x02TRACE_ON\x01true\x02".encode()
         )
 
-    def topic_for(self, name: str, default_topic: str, default_queues: int) -> TopicSettings:
-        """The topic that a message is sent to, made where that is allowed; raises why not."""
+    def topic_for(
+        self, name: str, default_topic: str, default_queues: int, *, of_unit: bool = False
+    ) -> TopicSettings:
+        """The topic that a message is sent to, made where that is allowed; raises why not.
+
+        `of_unit`: its producer is of a unit, which a topic that is made for it says of itself.
+        """
         core = self._core
         if name in CLOSED_TOPICS:
             raise NoPermission(f"Sending message to topic[{name}] is forbidden.")
         settings = core.topics.get(name)
         if settings is None:
-            settings = self._new_topic(name, default_topic, default_queues)
+            settings = self._new_topic(name, default_topic, default_queues, of_unit)
         if not settings.writable or core.config.permission == "r":
             raise NoPermission(f"Sending message to topic[{name}] is forbidden.")
         return settings
 
-    def _new_topic(self, name: str, default_topic: str, default_queues: int) -> TopicSettings:
+    def _new_topic(
+        self, name: str, default_topic: str, default_queues: int, of_unit: bool
+    ) -> TopicSettings:
         core = self._core
         check_sendable(name)
         if name.startswith((RETRY_PREFIX, DEAD_PREFIX)):
@@ -84,9 +93,14 @@ class Sending:
                 core.groups.require(name.removeprefix(DEAD_PREFIX))
                 return core.topics.create_inner(name, 1)
             group = core.groups.require(name.removeprefix(RETRY_PREFIX))
-            return core.topics.create_inner(name, max(1, group.retry_queues))
+            flag = UNIT_SUBSCRIPTION if of_unit else 0
+            return core.topics.create_inner(name, max(1, group.retry_queues), sys_flag=flag)
         settings = core.topics.create_by_send(
-            name, default_topic, default_queues, allowed=core.config.creates_topics
+            name,
+            default_topic,
+            default_queues,
+            allowed=core.config.creates_topics,
+            sys_flag=UNIT if of_unit else 0,
         )
         core.ask_turn()
         return settings

@@ -21,6 +21,8 @@ PERM_PRIORITY: Final = 8
 PERM_READ: Final = 4
 PERM_WRITE: Final = 2
 PERM_INHERIT: Final = 1
+UNIT: Final = 1  # bits of a topic's system flag: made by producers of a unit,
+UNIT_SUBSCRIPTION: Final = 2  # or read by consumers of one
 
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_PREFIX: Final = "%DLQ%"
@@ -200,7 +202,7 @@ class Topics:
             self.put([replace(default, read_queues=count, write_queues=count)])
 
     def create_by_send(
-        self, name: str, default_topic: str, queue_count: int, *, allowed: bool
+        self, name: str, default_topic: str, queue_count: int, *, allowed: bool, sys_flag: int = 0
     ) -> TopicSettings:
         """A message came for an unknown topic: made after the default topic.
 
@@ -215,12 +217,14 @@ class Topics:
         check_name(name)
         queues = max(1, min(queue_count, default.write_queues))
         settings = TopicSettings(
-            name, queues, queues, default.perm & ~PERM_INHERIT, default.filter_type
+            name, queues, queues, default.perm & ~PERM_INHERIT, default.filter_type, sys_flag
         )
         self.put([settings])
         return settings
 
-    def create_inner(self, name: str, queue_count: int, perm: int = 6) -> TopicSettings:
+    def create_inner(
+        self, name: str, queue_count: int, perm: int = 6, *, sys_flag: int = 0
+    ) -> TopicSettings:
         """A topic that the broker itself needs (retry, dead letters); nothing where it is there.
 
         It has a queue in any case, also where a group wants no retries: it may want them later.
@@ -228,7 +232,7 @@ class Topics:
         settings = self._topics.get(name)
         queue_count = max(1, queue_count)
         if settings is None or not min(settings.read_queues, settings.write_queues):
-            settings = TopicSettings(name, queue_count, queue_count, perm)
+            settings = TopicSettings(name, queue_count, queue_count, perm, sys_flag=sys_flag)
             self.put([settings])
         return settings
 

@@ -274,7 +274,8 @@ def _learn_tail(part: bytes) -> int | None:
     with suppress(ProtocolError, KeyError):
         fields = remoting.walk_fields(part)
         batch = _BOOLS[fields.get("m")]
-        if fields.get("k", "false") in _BOOLS and fields.keys() <= set("jkmn"):
+        # What a producer of a unit sends may make a topic of that unit: the plain way does.
+        if not _BOOLS[fields.get("k")] and fields.keys() <= set("jkmn"):
             times = _SMALL[fields.get("j", "0")]
             if batch:
                 times = -1 if times == 0 else None

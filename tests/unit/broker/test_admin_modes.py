@@ -160,10 +160,27 @@ def test_modes_are_kept() -> None:
     run_once(look())
 
 
+def test_a_mode_is_set_before_the_group_is_known() -> None:
+    async def work() -> None:
+        async with running() as rig:
+            await rig.make_topic("orders")
+            await rig.done(Request.SET_MESSAGE_REQUEST_MODE, body=mode(mode="POP"))
+            assert rig.broker.core.groups.get("readers") is not None
+            await rig.join("readers", {"orders": "*"})
+            found = await rig.json(Request.QUERY_ASSIGNMENT, body=query())
+            assert [row["mode"] for row in found["messageQueueAssignments"]] == ["POP"]
+
+    run_once(work())
+
+
 BAD_MODES: list[tuple[dict[str, object], int, str]] = [
     ({"topic": "%RETRY%readers"}, 16, "retry topic is not allowed to set mode"),
     ({"topic": "none"}, 17, "topic[none] not exist"),
-    ({"consumerGroup": "none"}, 26, "subscription group does not exist"),
+    (
+        {"consumerGroup": "none"},
+        26,
+        "subscription group [none] does not exist, apply first please!",
+    ),
     ({"mode": "PUSH"}, 29, "mode 'PUSH'; allowed: PULL, POP"),
     ({"popShareQueueNum": 1 << 40}, 1, "popShareQueueNum does not fit into 32 bits"),
 ]
@@ -172,7 +189,7 @@ BAD_MODES: list[tuple[dict[str, object], int, str]] = [
 @pytest.mark.parametrize(("changes", "code", "remark"), BAD_MODES)
 def test_modes_that_cannot_be_had(changes: dict[str, object], code: int, remark: str) -> None:
     async def work() -> None:
-        async with running() as rig:
+        async with running(auto_create_groups=False) as rig:
             await rig.make_topic("orders")
             await rig.make_group("readers")
             asked = Request.SET_MESSAGE_REQUEST_MODE

@@ -99,6 +99,30 @@ def test_a_send_is_stored_alike_whatever_its_header_looks_like() -> None:
     run_once(work())
 
 
+def test_topics_that_clients_of_a_unit_make_say_so() -> None:
+    unit, unit_subscription = 1, 2
+    consumer = bodies.ConsumerData(
+        *("readers", "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET"), unit_mode=True
+    )
+
+    async def work() -> None:
+        async with running() as rig:
+            quick = await RemotingLink.open(rig.broker.address, serialization=BINARY)
+            for name, link in (("json", rig.link), ("binary", quick)):
+                fields = send_fields(name, UNIQ_KEY="0123456789ABCDEF") | {"k": "true"}
+                answer = await rig.ask(Request.SEND_MESSAGE_V2, fields, b"body", link)
+                assert answer.code == Response.SUCCESS
+                found = await rig.json(Request.GET_TOPIC_CONFIG, {"topic": name})
+                assert found["topicSysFlag"] == unit
+            await quick.close()
+            heartbeat = bodies.Heartbeat("client-1", (), (consumer,))
+            await rig.done(Request.HEART_BEAT, body=bodies.write_heartbeat(heartbeat))
+            found = await rig.json(Request.GET_TOPIC_CONFIG, {"topic": "%RETRY%readers"})
+            assert found["topicSysFlag"] == unit_subscription
+
+    run_once(work())
+
+
 def test_a_lite_pull_is_a_pull() -> None:
     async def work() -> None:
         async with running() as rig:

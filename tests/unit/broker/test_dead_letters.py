@@ -316,7 +316,7 @@ def test_a_body_that_makes_no_sense(body: bytes) -> None:
 
 def test_refusals_over_the_wire() -> None:
     async def work() -> None:
-        async with running() as rig:
+        async with running(auto_create_groups=False) as rig:
             await rig.make_topic("orders")
             sent = (await rig.send("orders"))["msgId"]
             assert (await send_back(rig, sent))[0] == Response.SUBSCRIPTION_GROUP_NOT_EXIST

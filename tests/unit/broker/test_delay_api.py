@@ -130,8 +130,6 @@ def test_handles_that_name_nothing_are_refused_in_apaches_words() -> None:
                 ),
                 ("orders", handle_text("v1", "orders", BROKER, "9" * 30, "U1"), 604, "timestamp"),
                 ("orders", handle_text("v1", "orders", BROKER, 5, "U1"), 604, "timestamp invalid"),
-                ("orders", handle_text("v1", "orders", BROKER, due, "U1"), 604, "does not wait"),
-                ("orders", handle_text("v1", "orders", BROKER, due, "U9"), 604, "does not wait"),
             ):
                 answered = await recall(rig, handle, topic)
                 assert answered[0] == code, handle
@@ -143,6 +141,29 @@ def test_handles_that_name_nothing_are_refused_in_apaches_words() -> None:
                 604,
                 "recall failed, timestamp invalid",
             )
+
+    run_once(work())
+
+
+def test_a_handle_that_no_waiting_message_has_is_done_with_and_takes_nothing_back() -> None:
+    async def work() -> None:
+        clock = Clock()
+        async with running(now_ms=clock) as rig:
+            for name in ("orders", "other"):
+                await rig.make_topic(name)
+            await rig.send("orders", TIMER_DELAY_SEC="3600", UNIQ_KEY="U1")
+            due = clock() + HOUR_MS
+            for topic, when_ms, key in (
+                ("orders", due - 60_000, "U1"),
+                ("orders", due, "U9"),
+                ("other", due, "U1"),
+            ):
+                handle = handle_text("v1", topic, BROKER, when_ms, key)
+                fields = {"topic": topic, "recallHandle": handle}
+                answer = await rig.done(Request.RECALL_MESSAGE, fields)
+                assert answer.ext["msgId"] == key
+                assert answer.remark == "no message of this handle waits here"
+            assert len(await waiting(rig)) == 1
 
     run_once(work())
 

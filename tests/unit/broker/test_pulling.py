@@ -16,6 +16,8 @@ from sluice.broker.pulling import (
 from sluice.broker.topics import TopicSettings
 from sluice.errors import Busy, SluiceError
 from sluice.model import Message
+from sluice.protocol import records
+from sluice.protocol.message_batches import join_batch
 from sluice.storage.background import Inline
 from sluice.storage.memory_files import MemoryFiles
 from sluice.storage.opening import open_store
@@ -104,3 +106,21 @@ def test_without_long_polling_the_wait_is_short() -> None:
     bench.now_ms += bench.core.config.short_poll_ms
     bench.core.polls.tick(bench.now_ms)
     assert len(seen) == 1
+
+
+def test_a_batch_that_is_stored_whole_is_given_to_who_asks_for_its_middle() -> None:
+    bench = Bench()
+    attributes = {"queue.type": "BatchCQ"}
+    bench.core.topics.put([TopicSettings("orders", 2, 2, attributes=attributes)])
+    flags = records.SYS_INNER_BATCH | records.SYS_NEED_UNWRAP
+    body = join_batch([(0, b"%d" % number, b"") for number in range(3)])
+    for _ in range(2):
+        batch = Message("orders", 0, body, b"INNER_NUM\x013\x02", sys_flag=flags, count=3)
+        bench.core.append(batch)
+    bench.core.end_turn()
+    for offset, bases in ((0, [0, 3]), (1, [0, 3]), (2, [0, 3]), (3, [3]), (5, [3])):
+        (found,) = bench.pull(offset)
+        assert isinstance(found, ReadResult)
+        entries = [records.decode(message) for message in found.messages]
+        assert [entry.queue_offset for entry in entries] == bases
+        assert found.next_offset == 6

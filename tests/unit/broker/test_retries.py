@@ -221,10 +221,13 @@ def test_a_place_in_the_middle_of_an_entry(broker: Broker) -> None:
     assert broker.copies() == []
 
 
-def test_an_unknown_group(broker: Broker) -> None:
+def test_an_unknown_group_is_made_as_by_its_first_pull(broker: Broker) -> None:
     placed = broker.send()
-    with pytest.raises(GroupMissing):
-        broker.send_back(placed.position, group="nobody")
+    assert broker.send_back(placed.position, group="newcomers") is not None
+    assert broker.core.groups.get("newcomers") is not None
+    assert len(broker.copies("newcomers")) == 1
+    with pytest.raises(GroupMissing, match="illegal characters"):
+        broker.send_back(placed.position, group="no name")
 
 
 def test_a_negative_maximum(broker: Broker) -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from sluice.client.aio.pulls import Pulled
 from sluice.client.core.ids import BatchKeys, UniqueKeys
 from sluice.client.core.messages import (
     COMPRESSED_ZLIB,
@@ -285,6 +286,20 @@ def test_a_batch_that_is_stored_whole_is_taken_apart() -> None:
         (b"one", 10, "A"),
         (b"two", 11, "B"),
     ]
+
+
+def test_a_reader_in_the_middle_of_a_batch_gets_its_rest() -> None:
+    data = entry(
+        join_batch([(0, b"%d" % number, b"") for number in range(3)]),
+        10,
+        properties=b"INNER_NUM\x013\x02INNER_BASE\x0110\x02",
+        sys_flag=records.SYS_INNER_BATCH | records.SYS_NEED_UNWRAP,
+    )
+    pulled = Pulled(data + entry(b"next", 13), 2, 14)
+    for begin in (9, 10, 11, 12, 13):
+        offsets = [message.queue_offset for message in pulled.messages(QUEUE, begin)]
+        assert offsets == list(range(max(10, begin), 14))
+    assert Pulled(b"", 0, 14).messages(QUEUE, 11) == []
 
 
 @pytest.mark.parametrize("at", [0, 5, 90, 91, 100])

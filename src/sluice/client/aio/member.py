@@ -419,7 +419,7 @@ class Member:
             )
             self.go_to(lane, found.next_offset)
             return
-        messages = found.messages(lane.queue)
+        messages = found.messages(lane.queue, process.next_offset)
         if not messages:
             process.put([], found.next_offset)
             return

@@ -60,9 +60,15 @@ class Pulled(NamedTuple):
     next_offset: int
     is_elsewhere: bool = False
 
-    def messages(self, queue: MessageQueue) -> list[ReceivedMessage]:
-        """Raises ProtocolError where the bytes are no messages."""
-        return read_pulled(self.data, queue) if self.data else []
+    def messages(self, queue: MessageQueue, begin: int) -> list[ReceivedMessage]:
+        """From the offset on that was asked for: a batch that is stored whole comes from its first
+        message on, also where a reader goes on in its middle. Raises ProtocolError where the bytes
+        are no messages.
+        """
+        found = read_pulled(self.data, queue) if self.data else []
+        if found and found[0].queue_offset < begin:
+            found = [message for message in found if message.queue_offset >= begin]
+        return found
 
 
 async def ask(member: Member, lane: Lane) -> Asked:
