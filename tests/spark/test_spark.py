@@ -278,14 +278,17 @@ def test_few_messages_wait_for_more_unless_the_query_ends_with_them(
     server.send(topic, 10)
     options = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "50"}
     reader = driver(server, topic, **options)
-    begin = reader.initialOffset()
-    limit = reader.getDefaultReadLimit()
-    assert reader.latestOffset(begin, limit) == begin
     late = driver(server, topic, **options, maxTriggerDelay="0ms")
-    assert late.latestOffset(late.initialOffset(), limit) == ends_of(server, topic)
+    limit = reader.getDefaultReadLimit()
+    begin = ends_of(server, topic)
+    assert reader.latestOffset(reader.initialOffset(), limit) == begin, "the first does not wait"
+    assert late.latestOffset(late.initialOffset(), limit) == begin
+    server.send(topic, 10, 10)
+    assert reader.latestOffset(begin, limit) == begin
+    assert late.latestOffset(begin, limit) == ends_of(server, topic)
     reader.prepareForTriggerAvailableNow()
     ends = ends_of(server, topic)
-    server.send(topic, 60, 10)
+    server.send(topic, 60, 20)
     assert reader.latestOffset(begin, limit) == ends, "not what came after the query began"
 
 

@@ -48,6 +48,11 @@ def from_json(
     """
     result: Offsets = {}
     for topic, own in value.items():
+        if not isinstance(own, Mapping):
+            raise ConfigError(
+                f'{what}: {topic!r}: {own!r} is not {{"0": offset, ...}}; these are no offsets of '
+                "this source"
+            )
         for key, offset in own.items():
             queue = queue_of(topic, key, brokers.get(topic, set()), plain_broker, what)
             if not isinstance(offset, int) or isinstance(offset, bool):

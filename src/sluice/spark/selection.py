@@ -35,6 +35,7 @@ class Selection:
         self.partitions: dict[Queue, int] = {}  # their numbers, as the rows say them
         self.brokers: dict[str, set[str]] = {}
         self.missing: set[str] = set()  # topics that were asked for and are not there
+        self._missing_queues: list[str] = []  # and queues, of the topics that are there
 
     def look(self) -> Selection:
         """Ask for all queues and what they hold."""
@@ -74,16 +75,19 @@ class Selection:
             queue = positions.queue_of(
                 topic, key, self.brokers[topic], self._plain_broker(topic), "option assign"
             )
-            if queue not in spans:
-                raise ConfigError(f"option assign: {topic} has no queue {key}")
-            chosen[queue] = spans[queue]
+            if queue in spans:
+                chosen[queue] = spans[queue]
+            else:
+                self._missing_queues.append(f"{topic} has no queue {key}")
         return chosen
 
     def require_all(self) -> Selection:
-        """Refuse to go on where a topic that is named does not exist."""
+        """Refuse to go on where a topic or a queue that is named does not exist."""
         if self.missing:
             name = "assign" if self._options.assigned is not None else "subscribe"
             raise ConfigError(f"option {name}: topic {min(self.missing)} does not exist")
+        if self._missing_queues:
+            raise ConfigError(f"option assign: {self._missing_queues[0]}")
         return self
 
     # --------------------------------------------------------------------------------------- bounds
@@ -132,6 +136,8 @@ class Selection:
 
     def parse(self, value: Mapping[str, Mapping[str, int]]) -> Offsets:
         """Offsets of the checkpoint."""
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"the checkpoint: {value!r} are no offsets of this source")
         return self._offsets(value, "the checkpoint")
 
     def _offsets(self, value: Mapping[str, Mapping[str, int]], what: str) -> Offsets:
