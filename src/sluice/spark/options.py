@@ -26,6 +26,7 @@ Strategy = Literal["error", "latest"]
 
 EARLIEST: Final = -2
 LATEST: Final = -1
+_LONG_MAX: Final = (1 << 63) - 1
 _MIB: Final = 1024 * 1024
 _UNITS: Final = {"": 1, "k": 1024, "m": _MIB, "g": 1024 * _MIB}
 _SIZE: Final = re.compile(r"([0-9]{1,15})\s*([kmg]?)i?b?")
@@ -44,7 +45,13 @@ _KAFKA_TUNING: Final = (
     *("kafka.retries", "kafka.compression.type", "kafka.max.request.size"),
     *("kafka.metadata.max.age.ms", "kafka.default.api.timeout.ms", "kafka.delivery.timeout.ms"),
     *("kafka.enable.idempotence", "kafka.retry.backoff.ms", "kafka.max.block.ms"),
-    *("kafka.check.crcs", "kafka.connections.max.idle.ms"),
+    *("kafka.check.crcs", "kafka.connections.max.idle.ms", "kafka.client.dns.lookup"),
+    *("kafka.client.rack", "kafka.reconnect.backoff.ms", "kafka.reconnect.backoff.max.ms"),
+    *("kafka.retry.backoff.max.ms", "kafka.metadata.max.idle.ms", "kafka.metric.reporters"),
+    *("kafka.metrics.num.samples", "kafka.metrics.recording.level"),
+    *("kafka.metrics.sample.window.ms", "kafka.allow.auto.create.topics"),
+    "kafka.socket.connection.setup.timeout.ms",
+    "kafka.socket.connection.setup.timeout.max.ms",
     "kafka.max.in.flight.requests.per.connection",
 )
 # Options of Kafka's client that say what is so anyhow; with another value they cannot be kept.
@@ -173,6 +180,8 @@ class ReadOptions:
                         raise ConfigError(
                             f"option {name}: {topic}/{partition} cannot be {word} in a batch query"
                         )
+        if self.start is not None and self.end is not None:
+            _check_order(self.start, self.end)
 
     def check_stream(self) -> None:
         """Refuse what a stream cannot have."""
@@ -191,6 +200,29 @@ class WriteOptions:
     sink_id: str
     version: int | None
     batch_bytes: int
+
+
+def _check_order(start: Bound, end: Bound) -> None:
+    """Refuse bounds that cannot be kept whatever the topics hold."""
+    if start.timestamp_ms is not None and end.timestamp_ms is not None:
+        if start.timestamp_ms > end.timestamp_ms:
+            raise ConfigError(
+                f"options startingTimestamp ({start.timestamp_ms}) and endingTimestamp "
+                f"({end.timestamp_ms}) contradict"
+            )
+        return
+    for kind, firsts, lasts in (
+        ("OffsetsByTimestamp", start.timestamps_ms, end.timestamps_ms),
+        ("Offsets", start.offsets, end.offsets),
+    ):
+        for topic, own in (firsts or {}).items():
+            for partition, first in own.items():
+                last = (lasts or {}).get(topic, {}).get(partition, LATEST)
+                if 0 <= last < first:
+                    raise ConfigError(
+                        f"options starting{kind} and ending{kind} contradict: {topic}/{partition} "
+                        f"would begin at {first} and end at {last}"
+                    )
 
 
 def _is_plain(bound: Bound) -> bool:
@@ -227,7 +259,7 @@ class _Given:
         value = self._values.get(name)
         if value is None:
             return default
-        if not re.fullmatch(r"-?[0-9]{1,18}", value) or int(value) < low:
+        if not re.fullmatch(r"-?[0-9]{1,19}", value) or not low <= int(value) <= _LONG_MAX:
             raise ConfigError(f"option {name}: {value!r} is no whole number of at least {low}")
         return int(value)
 
@@ -318,6 +350,11 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         raise ConfigError(
             f"options minOffsetsPerTrigger ({least}) and maxOffsetsPerTrigger ({most}) contradict"
         )
+    if given.number("partition.metadata.cache.ttl.ms", -1, -1) == 0:
+        raise ConfigError(
+            "option partition.metadata.cache.ttl.ms: '0' is neither a number of milliseconds nor "
+            "-1 for none"
+        )
     strategy = given.word("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
     return ReadOptions(
         connection,
@@ -398,14 +435,15 @@ def _group(given: _Given) -> str:
         raise ConfigError("options groupId and groupIdPrefix contradict; give one")
     if kafka and prefix:
         log_lines.warning("option groupIdPrefix is ignored: kafka.group.id names the group")
-        prefix = ""
-    group = group or kafka
-    for name, value in (("groupId", group), ("groupIdPrefix", prefix)):
-        if value and not _GROUP.fullmatch(value):
-            raise ConfigError(
-                f"option {name}: {value!r} is no group: letters, digits, %, |, _ and -, up to 120"
-            )
-    return group
+    name = "groupId" if group else "kafka.group.id"
+    # RocketMQ's groups have no dots, Kafka's often do: they are written as those of topics are.
+    stored = (group or kafka).replace(".", "%2E")
+    if stored and not _GROUP.fullmatch(stored):
+        raise ConfigError(
+            f"option {name}: {group or kafka!r} is no group: letters, digits, %, |, _, - and ., "
+            "up to 120"
+        )
+    return stored
 
 
 def _filters(given: _Given) -> Filters:

@@ -42,7 +42,8 @@ class Selection:
         topics = self._options.topics
         if self._options.pattern:
             wanted = re.compile(self._options.pattern)
-            topics = tuple(name for name in self._cluster.topics() if wanted.fullmatch(name))
+            # Found anywhere in a name, as Spark's Kafka source does since it asks an admin client.
+            topics = tuple(name for name in self._cluster.topics() if wanted.search(name))
         for topic in topics:
             try:
                 spans = self._again(partial(self._cluster.spans, topic))
@@ -96,10 +97,12 @@ class Selection:
         """Where this bound lies in every queue; `which` is "starting" or "ending"."""
         if bound.timestamp_ms is not None:
             stamp = bound.timestamp_ms
-            return {queue: self._at_time(queue, stamp, which) for queue in self.spans}
+            name = f"{which}Timestamp"
+            return {queue: self._at_time(queue, stamp, name) for queue in self.spans}
         if bound.timestamps_ms is not None:
-            stamps = self._given(bound.timestamps_ms, f"option {which}OffsetsByTimestamp")
-            return {queue: self._at_time(queue, stamps[queue], which) for queue in self.spans}
+            name = f"{which}OffsetsByTimestamp"
+            stamps = self._given(bound.timestamps_ms, f"option {name}")
+            return {queue: self._at_time(queue, stamps[queue], name) for queue in self.spans}
         if bound.offsets is not None:
             given = self._given(bound.offsets, f"option {which}Offsets")
             return {queue: self._special(span, given[queue]) for queue, span in self.spans.items()}
@@ -122,14 +125,14 @@ class Selection:
                 raise ConfigError(f"{what}: {name_of(queue)} is not read by this query")
         return given
 
-    def _at_time(self, queue: Queue, when_ms: int, which: str) -> int:
+    def _at_time(self, queue: Queue, when_ms: int, option: str) -> int:
         span = self.spans[queue]
         offset, _ = self._again(lambda: self._cluster.offset_at(queue, when_ms))
         if offset < span.high:
             return max(span.low, offset)
-        if which == "starting" and self._options.strategy == "error":
+        if option.startswith("starting") and self._options.strategy == "error":
             raise ConfigError(
-                f"option startingTimestamp: {name_of(queue)} has no message at or after {when_ms}; "
+                f"option {option}: {name_of(queue)} has no message at or after {when_ms}; "
                 "option startingOffsetsByTimestampStrategy=latest starts at its end instead"
             )
         return span.high
