@@ -13,6 +13,7 @@ that have them are the exception.
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -32,6 +33,8 @@ from sluice.protocol.message_batches import BATCH_COUNT_MAX
 from sluice.protocol.record_images import SIZE_BYTES, rest_bytes
 from sluice.protocol.records import CRC_PROPERTY_BYTES, PROPERTIES_BYTES_MAX
 from sluice.spark.layout import Column, lay_out
+
+log_lines = logging.getLogger("sluice.spark")
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -94,18 +97,18 @@ def check_columns(fields: list[tuple[str, str]], topic: str) -> None:
     }
     names = [name for name, _ in fields]
     for name, kind in fields:
-        if name in IGNORED:
-            continue
-        if name not in types:
-            raise MessageIllegal(
-                f"column {name!r} cannot be written; there are {', '.join(WRITTEN)}"
-            )
-        if kind not in types[name]:
+        if name in types and kind not in types[name]:
             raise MessageIllegal(f"column {name} is {kind}; it must be {' or '.join(types[name])}")
     if "value" not in names:
         raise MessageIllegal("the DataFrame has no column value, which every message needs")
     if not topic and "topic" not in names:
         raise MessageIllegal("name the topic with option topic, or in a column topic")
+    others = [name for name in names if name not in types and name not in IGNORED]
+    if others:
+        # A job of Kafka's sink may have them: it writes the columns that it knows, too.
+        log_lines.warning(
+            "columns %s are not written; there are %s", ", ".join(others), ", ".join(WRITTEN)
+        )
 
 
 def portions(
@@ -190,10 +193,11 @@ def _targets(
         targets = np.append(hashes, -1)[which]
     wanted = _column(batch, "partition")
     if wanted is not None and wanted.null_count < len(wanted):
-        own = np.asarray(wanted.cast(pa.int64()).fill_null(-1))
-        if int(own.max()) >= count or int(own.min()) < -1:
-            wrong = int(own.max()) if int(own.max()) >= count else int(own.min())
+        least, most = pc.min_max(wanted).as_py().values()
+        if most >= count or least < 0:
+            wrong = most if most >= count else least
             raise MessageIllegal(f"partition {wrong}: topic {topic} has {count} partitions")
+        own = np.asarray(wanted.cast(pa.int64()).fill_null(-1))
         targets = np.where(own >= 0, own, targets)
     return targets
 
@@ -372,11 +376,13 @@ def _header_properties(headers: pa.Array) -> pa.Array:
     offsets = headers.offsets.to_numpy()
     lists = pa.ListArray.from_arrays(pa.array(offsets - offsets[0]), items)
     found = pc.fill_null(pc.binary_join(lists, b""), b"")
-    odd = _is_no_text(values) | _is_no_name(names)
+    owners = np.asarray(pc.list_parent_indices(headers))
+    coded = names.dictionary_encode()
+    odd = _is_no_text(values) | _is_no_name(coded) | _is_repeated(coded, owners)
     if not odd.any():
         return found
     rows = np.zeros(len(headers), np.bool_)
-    rows[np.asarray(pc.list_parent_indices(headers))[odd]] = True
+    rows[owners[odd]] = True
     packed = [
         _packed_headers([(each["key"], each["value"]) for each in row])
         for row in headers.filter(pa.array(rows)).to_pylist()
@@ -384,9 +390,20 @@ def _header_properties(headers: pa.Array) -> pa.Array:
     return _replaced(found, rows, packed)
 
 
-def _is_no_name(names: pa.Array) -> Flags:
+def _is_repeated(coded: pa.DictionaryArray, owners: Numbers) -> Flags:
+    """Which names their message has already: a property of a name is one, headers may be more."""
+    repeated: Flags = np.zeros(len(owners), np.bool_)
+    if len(owners) < 2 or (owners[1:] != owners[:-1]).all():
+        return repeated  # none has two
+    pairs = owners * len(coded.dictionary) + np.asarray(coded.indices)
+    order = np.argsort(pairs, kind="stable")
+    ordered = pairs[order]
+    repeated[order[1:]] = ordered[1:] == ordered[:-1]
+    return repeated
+
+
+def _is_no_name(coded: pa.DictionaryArray) -> Flags:
     """Which names of headers would not be read as such from a property."""
-    coded = names.dictionary_encode()
     wrong = [not _is_name(name) for name in coded.dictionary.to_pylist()]
     found: Flags = np.array(wrong or [False], np.bool_)[np.asarray(coded.indices)]
     return found
