@@ -17,7 +17,8 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from sluice.errors import ConfigError
+from sluice.broker.sql_filter import read_filter
+from sluice.errors import ConfigError, SubscriptionIllegal
 from sluice.spark import columns
 
 log_lines = logging.getLogger("sluice.spark")
@@ -454,7 +455,25 @@ def _filters(given: _Given) -> Filters:
     tags = given.text("filter.tags")
     if tags and "||" not in tags and "," in tags:
         tags = " || ".join(part.strip() for part in tags.split(",") if part.strip())
+    if tags and not tags.replace("||", "").strip():
+        raise ConfigError(f"option filter.tags: {tags!r} names no tag")
+    _check_sql(given.text("filter.sql"))
     return Filters("" if tags == "*" else tags, keys, given.text("filter.sql"))
+
+
+def _check_sql(text: str) -> None:
+    """Refuse what brokers would refuse, and what they would leave out without a word."""
+    if not text:
+        return
+    try:
+        ignored_at = read_filter(text).ignored_at
+    except SubscriptionIllegal as error:
+        raise ConfigError(f"option filter.sql: {text[:80]!r}: {error}") from None
+    if ignored_at >= 0:
+        raise ConfigError(
+            f"option filter.sql: brokers do not look at {text[ignored_at:][:80]!r}, because the "
+            "filter is whole before it"
+        )
 
 
 # ------------------------------------------------------------------------------------------- bounds
