@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import orjson
 
 from sluice.broker.sql_filter import read_filter
 from sluice.errors import ConfigError, SubscriptionIllegal
-from sluice.spark import columns
+from sluice.spark import columns, kafka_options
 
 log_lines = logging.getLogger("sluice.spark")
 
@@ -36,35 +37,12 @@ _TIME_UNITS: Final = {
     None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000,
 }  # fmt: skip
 _ADDRESSES: Final = ("sluice.bootstrap.servers", "kafka.bootstrap.servers", "nameServer")
-# Options of Kafka's client that only tune it: a job that has them runs as it is.
-_KAFKA_TUNING: Final = (
-    *("kafka.fetch.max.bytes", "kafka.max.partition.fetch.bytes", "kafka.fetch.min.bytes"),
-    *("kafka.fetch.max.wait.ms", "kafka.max.poll.records", "kafka.max.poll.interval.ms"),
-    *("kafka.request.timeout.ms", "kafka.session.timeout.ms", "kafka.heartbeat.interval.ms"),
-    *("kafka.receive.buffer.bytes", "kafka.send.buffer.bytes", "kafka.client.id"),
-    *("kafka.acks", "kafka.linger.ms", "kafka.batch.size", "kafka.buffer.memory"),
-    *("kafka.retries", "kafka.compression.type", "kafka.max.request.size"),
-    *("kafka.metadata.max.age.ms", "kafka.default.api.timeout.ms", "kafka.delivery.timeout.ms"),
-    *("kafka.enable.idempotence", "kafka.retry.backoff.ms", "kafka.max.block.ms"),
-    *("kafka.check.crcs", "kafka.connections.max.idle.ms", "kafka.client.dns.lookup"),
-    *("kafka.client.rack", "kafka.reconnect.backoff.ms", "kafka.reconnect.backoff.max.ms"),
-    *("kafka.retry.backoff.max.ms", "kafka.metadata.max.idle.ms", "kafka.metric.reporters"),
-    *("kafka.metrics.num.samples", "kafka.metrics.recording.level"),
-    *("kafka.metrics.sample.window.ms", "kafka.allow.auto.create.topics"),
-    "kafka.socket.connection.setup.timeout.ms",
-    "kafka.socket.connection.setup.timeout.max.ms",
-    "kafka.max.in.flight.requests.per.connection",
-)
-# Options of Kafka's client that say what is so anyhow; with another value they cannot be kept.
-_KAFKA_KEPT: Final = {
-    "kafka.isolation.level": "read_committed",
-    "kafka.security.protocol": "plaintext",
-}
 _COMMON: Final = (
     *_ADDRESSES,
     *("sluice.tls", "sluice.tls.ca.file", "sluice.tls.any.name", "sluice.tls.certificate.file"),
     *("sluice.tls.key.file", "sluice.request.timeout.ms"),
-    *_KAFKA_TUNING,
+    *("sluice.access.key", "sluice.secret.key"),
+    *kafka_options.TUNING,
 )
 _READ: Final = (
     *("subscribe", "subscribePattern", "assign"),
@@ -108,6 +86,8 @@ class Connection:
     tls_certificate_file: str = ""
     tls_key_file: str = ""
     request_seconds: float = 30.0
+    access_key: str = ""  # of brokers with access control
+    secret_key: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +220,7 @@ class _Given:
         names = {name.lower(): name for name in known}
         self._values: dict[str, str] = {}
         for name, value in options.items():
-            if _KAFKA_KEPT.get(name.lower()) == str(value).strip().lower():
+            if kafka_options.KEPT.get(name.lower()) == str(value).strip().lower():
                 continue
             if name.lower() not in names:
                 raise ConfigError(_unknown(name, known, other))
@@ -326,12 +306,30 @@ def _connection(given: _Given) -> Connection:
         given.text("sluice.tls.certificate.file"),
         given.text("sluice.tls.key.file"),
         timeout_ms / 1000,
+        *_credentials(given),
     )
     if not connection.tls:
         for name in given.names:
             if name.startswith("sluice.tls."):
                 raise ConfigError(f"option {name} needs sluice.tls=true")
     return connection
+
+
+def _credentials(given: _Given) -> tuple[str, str]:
+    """Who asks brokers with access control: the options, else the variables of all commands.
+
+    They are read on the driver and go to the executors with the readers and writers.
+    """
+    access_key, secret_key = given.text("sluice.access.key"), given.text("sluice.secret.key")
+    if not access_key and not secret_key:
+        return (
+            os.environ.get("SLUICE_CLIENT_ACCESS_KEY", ""),
+            os.environ.get("SLUICE_CLIENT_SECRET_KEY", ""),
+        )
+    if not access_key or not secret_key:
+        missing = "sluice.secret.key" if access_key else "sluice.access.key"
+        raise ConfigError(f"options sluice.access.key and sluice.secret.key: {missing} is missing")
+    return access_key, secret_key
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:

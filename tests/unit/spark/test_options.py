@@ -114,6 +114,17 @@ def test_a_group_of_kafkas_may_have_dots() -> None:
     assert read_options({**GOOD, "kafka.group.id": "com.acme.x"}).group == "com%2Eacme%2Ex"
 
 
+def test_who_asks_is_said_by_options_or_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_CLIENT_ACCESS_KEY", "ann")
+    monkeypatch.setenv("SLUICE_CLIENT_SECRET_KEY", "shh")
+    connection = read_options(GOOD).connection
+    assert (connection.access_key, connection.secret_key) == ("ann", "shh")
+    keys = {"sluice.access.key": "ben", "sluice.secret.key": "hush"}
+    connection = write_options({"sluice.bootstrap.servers": "a:1", **keys}).connection
+    assert (connection.access_key, connection.secret_key) == ("ben", "hush")
+    assert "hush" not in repr(connection)
+
+
 def test_bounds_count_in_kafkas_order() -> None:
     given = {
         **GOOD,
@@ -186,6 +197,8 @@ def test_filters_and_sizes() -> None:
         ({"filter__tags": " || "}, "option filter.tags: '||' names no tag"),
         ({"fetchBytes": "1g"}, "option fetchBytes: '1g' is over"),
         ({"sluice__tls__ca__file": "x"}, "sluice.tls.ca.file needs sluice.tls=true"),
+        ({"sluice__access__key": "x"}, "sluice.secret.key is missing"),
+        ({"sluice__secret__key": "x"}, "sluice.access.key is missing"),
         ({"path": "/x"}, "option path is not known"),
     ],
 )
