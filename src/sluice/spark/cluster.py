@@ -222,6 +222,13 @@ class Cluster:
         """Look routes up anew: queues and brokers may have come."""
         self._routes.clear()
 
+    def broker_names(self) -> set[str]:
+        """The brokers that the nameservers know."""
+        answer = self._patiently(
+            "", lambda: self._ask_nameserver(Request.GET_BROKER_CLUSTER_INFO, {})
+        )
+        return set(read_cluster_info(_require(answer, "the list of brokers").body))
+
     def topics(self) -> list[str]:
         """The names of all topics but those of the brokers themselves."""
         answer = self._patiently(

@@ -42,6 +42,7 @@ log_lines = logging.getLogger("sluice.spark")
 
 PIN_SUFFIX: Final = "-start"
 _ROUTES_SECONDS: Final = 10.0  # how often new queues and brokers are looked for
+_AWAY_SECONDS: Final = 1.0  # from one look for a broker that is away to the next
 _ROW_BYTES: Final = 1024
 
 Position = dict[str, Any]
@@ -61,6 +62,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._waiting_since: float | None = None  # None: no batch was asked for yet
         self._routes_at = 0.0
         self._told: Position | None = None
+        self._away: set[str] = set()  # brokers of queues that were read, and that are not there
         bound = options.start or Bound(all_at=LATEST)
         self._may_be_pinned = bool(options.group) and _moves(bound)
 
@@ -80,6 +82,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if len(brokers) == 1:
                 self._plain_brokers.setdefault(topic, next(iter(brokers)))
         return selection
+
+    def _look_for(self, position: Position) -> Selection:
+        """The same where some queues are known: a broker of theirs that is away is waited for.
+
+        Routes do not name the queues of such a broker. They would be taken for deleted, and those
+        of other brokers would have other numbers.
+        """
+        until = time.monotonic() + self._options.poll_ms / 1000
+        while True:
+            selection = self._look()
+            missing = {q.broker for q in selection.parse(position) if q not in selection.spans}
+            missing.discard(positions.UNKNOWN)
+            away = missing - self._cluster().broker_names() if missing else missing
+            if away and not self._away:
+                log_lines.warning("broker %s is away; it is waited for", ", ".join(sorted(away)))
+            self._away = away
+            if not away or time.monotonic() + _AWAY_SECONDS > until:
+                return selection
+            time.sleep(_AWAY_SECONDS)
+            self._cluster().forget_routes()
 
     # -------------------------------------------------------------------------------------- offsets
 
@@ -117,7 +139,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Position, limit: ReadLimit) -> Position:  # noqa: N802
         self._done(start)
-        selection = self._look()
+        selection = self._look_for(start)
         known = selection.parse(start)
         begin = self._begin(selection, known)
         if not begin:
@@ -145,9 +167,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = {queue: known.get(queue, span.low) for queue, span in selection.spans.items()}
         for queue in known:
             if queue not in begin:
+                why = ", or not read any more. A checkpoint belongs to one set of topics"
+                if queue.broker in self._away:
+                    why = f": no nameserver knows broker {queue.broker}"
                 lost(
-                    f"{name_of(queue)} is not there any more, or not read any more; offset "
-                    f"{known[queue]} was next. A checkpoint belongs to one set of topics",
+                    f"{name_of(queue)} is not there any more{why}; offset {known[queue]} was next",
                     self._options,
                 )
         return begin
@@ -215,7 +239,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Position, end: Position) -> list[InputPartition]:
         cluster = self._cluster()
-        selection = self._look()
+        selection = self._look_for(end)
         first, last = selection.parse(start), selection.parse(end)
         ranges = []
         for queue, stop in sorted(last.items()):

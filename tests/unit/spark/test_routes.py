@@ -89,6 +89,13 @@ def test_a_topic_that_brokers_do_not_have_is_an_error_at_once(
     assert nameserver.wait_count == 0
 
 
+def test_the_brokers_that_a_nameserver_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    Nameserver(monkeypatch, set(), starts_after=0)
+    assert fresh().broker_names() == {"b"}
+    Nameserver(monkeypatch, set(), starts_after=1)
+    assert fresh().broker_names() == set()
+
+
 def test_requests_are_signed_where_the_options_have_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers with access control answer nobody else."""
     asked: list[dict[str, str]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,6 +29,10 @@ class FakeCluster:
 
     def __init__(self, topics: dict[str, dict[tuple[str, int], Span]]) -> None:
         self.topics = topics
+        self.brokers = {"a", "b"}
+
+    def broker_names(self) -> set[str]:
+        return self.brokers
 
     def forget_routes(self) -> None:
         """They are as they are."""
@@ -193,3 +198,72 @@ def test_a_checkpoint_of_another_source_is_named(
     source, _ = reader(monkeypatch, cluster)
     with pytest.raises(ConfigError, match="the checkpoint: "):
         source.latestOffset(wrong, ReadAllAvailable())
+
+
+class Clock:
+    """Time that passes only where somebody waits; what happens meanwhile is the test's."""
+
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.now = 1000.0
+        self._meanwhile = meanwhile
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.now > 1030:
+            self._meanwhile()
+
+
+def two_brokers() -> FakeCluster:
+    both = {("a", 0): Span(0, 9), ("b", 0): Span(0, 9)}
+    return FakeCluster({"t": both, "u": {("b", 0): Span(0, 4)}})
+
+
+def test_a_broker_that_is_away_is_waited_for_also_by_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While it restarts the routes do not name its queues; nothing of them is gone."""
+    cluster = two_brokers()
+    source, _ = reader(monkeypatch, cluster, startingOffsets="earliest")
+    start = source.initialOffset()
+    assert start == {"t": {"a/0": 0, "b/0": 0}, "u": {"0": 0}}
+    whole = dict(cluster.topics)
+
+    def goes() -> None:
+        cluster.topics = {"t": {("a", 0): Span(0, 9)}, "u": {}}
+        cluster.brokers = {"a"}
+
+    def comes() -> None:
+        cluster.topics, cluster.brokers = whole, {"a", "b"}
+
+    monkeypatch.setattr(stream, "time", Clock(comes))
+    goes()
+    end = source.latestOffset(start, ReadAllAvailable())
+    assert end == {"t": {"a/0": 9, "b/0": 9}, "u": {"0": 4}}
+    monkeypatch.setattr(stream, "time", Clock(comes))
+    goes()
+    tasks = source.partitions(start, end)
+    assert [each.partition for each in tasks if isinstance(each, QueueRange)] == [0, 1, 0]
+
+
+def test_a_broker_that_stays_away_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for may_lose in ("true", "false"):
+        cluster = two_brokers()
+        source, _ = reader(monkeypatch, cluster, failOnDataLoss=may_lose)
+        start = source.initialOffset()
+        cluster.topics, cluster.brokers = {"t": {("a", 0): Span(0, 9)}, "u": {}}, {"a"}
+        clock = Clock()
+        monkeypatch.setattr(stream, "time", clock)
+        words = "topic t, queue 0 of broker b is not there any more: no nameserver knows broker b"
+        if may_lose == "true":
+            with pytest.raises(DataLost, match=words):
+                source.latestOffset(start, ReadAllAvailable())
+        else:
+            with caplog.at_level(logging.WARNING, "sluice.spark"):
+                assert source.latestOffset(start, ReadAllAvailable()) == {"t": {"0": 9}}
+            assert words in caplog.text
+        assert 1110 < clock.now <= 1120, "as long as kafkaConsumer.pollTimeoutMs says"
