@@ -51,6 +51,7 @@ _IMAGE_HEAD: Final = np.dtype(
 _SLICE_BYTES: Final = 64 * 1024 * 1024
 _SEPARATORS: Final = "[\x01\x02]"
 _NOT_IN_TEXT: Final = r"[\x00-\x02]"
+_NULL_PROPERTY: Final = f"{kafka_views.NULL_NAME}\x011\x02".encode()
 _RESERVED: Final = pa.array(sorted(RESERVED), pa.string())
 
 
@@ -141,7 +142,9 @@ def _portions(
     keys = _column(batch, "key")
     encoded = keys.dictionary_encode() if keys is not None else None
     targets = _targets(batch, encoded, count, topic)
-    values, properties = _values(batch), _properties(batch, encoded)
+    # An image may show a record without a value, as Kafka's tombstones are.
+    values = _values(batch, may_be_null=image_topic is not None)
+    properties = _properties(batch, encoded)
     if image_topic is not None:
         columns = Column.of(values), Column.of(properties)
         laid = lay_out(image_topic, *columns, targets)
@@ -225,17 +228,19 @@ def _cut(
 # ----------------------------------------------------------------------------------------- messages
 
 
-def _values(batch: pa.RecordBatch) -> pa.Array:
-    """The bodies."""
+def _values(batch: pa.RecordBatch, *, may_be_null: bool) -> pa.Array:
+    """The bodies; empty where a value is null."""
     values = _column(batch, "value")
     assert values is not None, "checked when the query began"
     values = values.cast(pa.binary())
-    empty = int((np.asarray(pc.fill_null(pc.binary_length(values), 0)) == 0).sum())
+    lengths = pc.fill_null(pc.binary_length(values), 1 if may_be_null else 0)
+    empty = int((np.asarray(lengths) == 0).sum())
     if empty:
+        what = "is empty" if may_be_null else "is null or empty"
         raise MessageIllegal(
-            f"{empty} rows have a value that is null or empty; brokers take no message without one"
+            f"{empty} rows have a value that {what}; brokers take no message without one"
         )
-    return values
+    return values.fill_null(b"") if values.null_count else values
 
 
 def _messages(values: pa.Array, properties: pa.Array, image_topic: bytes | None) -> pa.Array:
@@ -292,6 +297,9 @@ def _properties(batch: pa.RecordBatch, encoded: pa.DictionaryArray | None) -> pa
     headers = _column(batch, "headers")
     if headers is not None:
         parts.append(_header_properties(headers))
+    values = _column(batch, "value")
+    if values is not None and values.null_count:
+        parts.append(pc.if_else(values.is_null(), _NULL_PROPERTY, b""))
     if not parts:
         return pa.repeat(pa.scalar(b"", pa.binary()), batch.num_rows)
     found = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, b"")
