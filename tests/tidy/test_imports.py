@@ -316,6 +316,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "collector": ("client", "collector", *BASE),
     "console": ("client", *BASE),
     "spark": ("client", "protocol", "spark", "tls", *BASE),
+    "spark.options": ("broker.sql_filter", "spark", *BASE),  # a filter's faults, before any broker
     "pipelines": ("client", "pipelines", "spark", "tables", *BASE),
     "tables": ("spark.options", "tables", *BASE),
     "replay": ("client", "protocol", "replay", "spark", *BASE),

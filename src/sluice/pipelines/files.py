@@ -70,8 +70,13 @@ def _loaded(path: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{path}: {_where(error, path)}{_words(error)}") from error
+        raise ConfigError(f"{path}: {fault(error, path)}") from error
     return module
+
+
+def fault(error: BaseException, path: str) -> str:
+    """What the code of a file raised, in one line."""
+    return _where(error, path) + " ".join(_words(error).split())
 
 
 def _where(error: BaseException, path: str) -> str:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sluice.errors import ConfigError, PipelineFailed
-from sluice.pipelines.files import FUNCTION, Pipeline
+from sluice.errors import ConfigError, PipelineFailed, SluiceError
+from sluice.pipelines.files import FUNCTION, Pipeline, fault
 from sluice.pipelines.lag import LagWatch
 from sluice.pipelines.progress import QueryCount, reason
-from sluice.pipelines.settings import Settings
+from sluice.pipelines.settings import NoSetting, Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,12 +92,18 @@ def writers_of(spark: SparkSession, pipeline: Pipeline, settings: Settings) -> d
 
     try:
         given: Any = pipeline.function(spark, settings)
-    except KeyError as error:
+    except NoSetting as error:
         raise ConfigError(
             f"pipeline {pipeline.name}: it has no setting {error}; name it in SETTINGS"
         ) from error
     except PySparkException as error:
         raise PipelineFailed(f"pipeline {pipeline.name}: {reason(str(error))}") from error
+    except SluiceError:
+        raise
+    except Exception as error:  # the program is the user's: whatever is wrong in it
+        code = getattr(pipeline.function, "__code__", None)
+        path = code.co_filename if code is not None else ""
+        raise PipelineFailed(f"pipeline {pipeline.name}: {fault(error, path)}") from error
     if isinstance(given, Mapping):
         named = {str(name): writer for name, writer in given.items()}
     elif isinstance(given, list | tuple):

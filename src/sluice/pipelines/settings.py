@@ -26,6 +26,10 @@ Value = str | int | float | bool
 _WORDS: Final = {"true": True, "yes": True, "false": False, "no": False}
 
 
+class NoSetting(KeyError):
+    """A pipeline asks for a setting that it does not have."""
+
+
 @dataclass(frozen=True)
 class Settings(Mapping[str, Value]):
     """The settings of a pipeline by name, and the cluster that it works with."""
@@ -40,6 +44,8 @@ class Settings(Mapping[str, Value]):
     tls: ssl.SSLContext | None = None
 
     def __getitem__(self, name: str) -> Value:
+        if name not in self.chosen:
+            raise NoSetting(name)
         return self.chosen[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -50,7 +56,7 @@ class Settings(Mapping[str, Value]):
 
     def text(self, name: str) -> str:
         """A setting as text."""
-        return str(self.chosen[name])
+        return str(self[name])
 
     @property
     def options(self) -> dict[str, str]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import orjson
 
 from sluice.client.blocking import Body, LinkPool
-from sluice.client.core.signing import Credentials
+from sluice.client.core.signing import Credentials, make_credentials
 from sluice.errors import (
     BrokerRefused,
     LinkError,
@@ -132,7 +132,8 @@ class Cluster:
                 certificate_file=connection.tls_certificate_file,
                 key_file=connection.tls_key_file,
             )
-        self._pool = LinkPool(tls, credentials)
+        own = make_credentials(connection.access_key, connection.secret_key)
+        self._pool = LinkPool(tls, credentials or own)
         self._routes: dict[str, Route] = {}
         self._without_bulk: set[str] = set()  # brokers that do not serve bulk reads
         self._known_groups: set[tuple[str, str]] = set()
@@ -220,6 +221,13 @@ class Cluster:
     def forget_routes(self) -> None:
         """Look routes up anew: queues and brokers may have come."""
         self._routes.clear()
+
+    def broker_names(self) -> set[str]:
+        """The brokers that the nameservers know."""
+        answer = self._patiently(
+            "", lambda: self._ask_nameserver(Request.GET_BROKER_CLUSTER_INFO, {})
+        )
+        return set(read_cluster_info(_require(answer, "the list of brokers").body))
 
     def topics(self) -> list[str]:
         """The names of all topics but those of the brokers themselves."""

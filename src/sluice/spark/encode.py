@@ -13,6 +13,7 @@ that have them are the exception.
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -33,6 +34,8 @@ from sluice.protocol.record_images import SIZE_BYTES, rest_bytes
 from sluice.protocol.records import CRC_PROPERTY_BYTES, PROPERTIES_BYTES_MAX
 from sluice.spark.layout import Column, lay_out
 
+log_lines = logging.getLogger("sluice.spark")
+
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
@@ -48,6 +51,7 @@ _IMAGE_HEAD: Final = np.dtype(
 _SLICE_BYTES: Final = 64 * 1024 * 1024
 _SEPARATORS: Final = "[\x01\x02]"
 _NOT_IN_TEXT: Final = r"[\x00-\x02]"
+_NULL_PROPERTY: Final = f"{kafka_views.NULL_NAME}\x011\x02".encode()
 _RESERVED: Final = pa.array(sorted(RESERVED), pa.string())
 
 
@@ -94,18 +98,18 @@ def check_columns(fields: list[tuple[str, str]], topic: str) -> None:
     }
     names = [name for name, _ in fields]
     for name, kind in fields:
-        if name in IGNORED:
-            continue
-        if name not in types:
-            raise MessageIllegal(
-                f"column {name!r} cannot be written; there are {', '.join(WRITTEN)}"
-            )
-        if kind not in types[name]:
+        if name in types and kind not in types[name]:
             raise MessageIllegal(f"column {name} is {kind}; it must be {' or '.join(types[name])}")
     if "value" not in names:
         raise MessageIllegal("the DataFrame has no column value, which every message needs")
     if not topic and "topic" not in names:
         raise MessageIllegal("name the topic with option topic, or in a column topic")
+    others = [name for name in names if name not in types and name not in IGNORED]
+    if others:
+        # A job of Kafka's sink may have them: it writes the columns that it knows, too.
+        log_lines.warning(
+            "columns %s are not written; there are %s", ", ".join(others), ", ".join(WRITTEN)
+        )
 
 
 def portions(
@@ -138,7 +142,9 @@ def _portions(
     keys = _column(batch, "key")
     encoded = keys.dictionary_encode() if keys is not None else None
     targets = _targets(batch, encoded, count, topic)
-    values, properties = _values(batch), _properties(batch, encoded)
+    # An image may show a record without a value, as Kafka's tombstones are.
+    values = _values(batch, may_be_null=image_topic is not None)
+    properties = _properties(batch, encoded)
     if image_topic is not None:
         columns = Column.of(values), Column.of(properties)
         laid = lay_out(image_topic, *columns, targets)
@@ -190,10 +196,11 @@ def _targets(
         targets = np.append(hashes, -1)[which]
     wanted = _column(batch, "partition")
     if wanted is not None and wanted.null_count < len(wanted):
-        own = np.asarray(wanted.cast(pa.int64()).fill_null(-1))
-        if int(own.max()) >= count or int(own.min()) < -1:
-            wrong = int(own.max()) if int(own.max()) >= count else int(own.min())
+        least, most = pc.min_max(wanted).as_py().values()
+        if most >= count or least < 0:
+            wrong = most if most >= count else least
             raise MessageIllegal(f"partition {wrong}: topic {topic} has {count} partitions")
+        own = np.asarray(wanted.cast(pa.int64()).fill_null(-1))
         targets = np.where(own >= 0, own, targets)
     return targets
 
@@ -221,17 +228,19 @@ def _cut(
 # ----------------------------------------------------------------------------------------- messages
 
 
-def _values(batch: pa.RecordBatch) -> pa.Array:
-    """The bodies."""
+def _values(batch: pa.RecordBatch, *, may_be_null: bool) -> pa.Array:
+    """The bodies; empty where a value is null."""
     values = _column(batch, "value")
     assert values is not None, "checked when the query began"
     values = values.cast(pa.binary())
-    empty = int((np.asarray(pc.fill_null(pc.binary_length(values), 0)) == 0).sum())
+    lengths = pc.fill_null(pc.binary_length(values), 1 if may_be_null else 0)
+    empty = int((np.asarray(lengths) == 0).sum())
     if empty:
+        what = "is empty" if may_be_null else "is null or empty"
         raise MessageIllegal(
-            f"{empty} rows have a value that is null or empty; brokers take no message without one"
+            f"{empty} rows have a value that {what}; brokers take no message without one"
         )
-    return values
+    return values.fill_null(b"") if values.null_count else values
 
 
 def _messages(values: pa.Array, properties: pa.Array, image_topic: bytes | None) -> pa.Array:
@@ -288,6 +297,9 @@ def _properties(batch: pa.RecordBatch, encoded: pa.DictionaryArray | None) -> pa
     headers = _column(batch, "headers")
     if headers is not None:
         parts.append(_header_properties(headers))
+    values = _column(batch, "value")
+    if values is not None and values.null_count:
+        parts.append(pc.if_else(values.is_null(), _NULL_PROPERTY, b""))
     if not parts:
         return pa.repeat(pa.scalar(b"", pa.binary()), batch.num_rows)
     found = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, b"")
@@ -372,11 +384,13 @@ def _header_properties(headers: pa.Array) -> pa.Array:
     offsets = headers.offsets.to_numpy()
     lists = pa.ListArray.from_arrays(pa.array(offsets - offsets[0]), items)
     found = pc.fill_null(pc.binary_join(lists, b""), b"")
-    odd = _is_no_text(values) | _is_no_name(names)
+    owners = np.asarray(pc.list_parent_indices(headers))
+    coded = names.dictionary_encode()
+    odd = _is_no_text(values) | _is_no_name(coded) | _is_repeated(coded, owners)
     if not odd.any():
         return found
     rows = np.zeros(len(headers), np.bool_)
-    rows[np.asarray(pc.list_parent_indices(headers))[odd]] = True
+    rows[owners[odd]] = True
     packed = [
         _packed_headers([(each["key"], each["value"]) for each in row])
         for row in headers.filter(pa.array(rows)).to_pylist()
@@ -384,9 +398,20 @@ def _header_properties(headers: pa.Array) -> pa.Array:
     return _replaced(found, rows, packed)
 
 
-def _is_no_name(names: pa.Array) -> Flags:
+def _is_repeated(coded: pa.DictionaryArray, owners: Numbers) -> Flags:
+    """Which names their message has already: a property of a name is one, headers may be more."""
+    repeated: Flags = np.zeros(len(owners), np.bool_)
+    if len(owners) < 2 or (owners[1:] != owners[:-1]).all():
+        return repeated  # none has two
+    pairs = owners * len(coded.dictionary) + np.asarray(coded.indices)
+    order = np.argsort(pairs, kind="stable")
+    ordered = pairs[order]
+    repeated[order[1:]] = ordered[1:] == ordered[:-1]
+    return repeated
+
+
+def _is_no_name(coded: pa.DictionaryArray) -> Flags:
     """Which names of headers would not be read as such from a property."""
-    coded = names.dictionary_encode()
     wrong = [not _is_name(name) for name in coded.dictionary.to_pylist()]
     found: Flags = np.array(wrong or [False], np.bool_)[np.asarray(coded.indices)]
     return found

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import orjson
 
-from sluice.errors import ConfigError
-from sluice.spark import columns
+from sluice.broker.sql_filter import read_filter
+from sluice.errors import ConfigError, SubscriptionIllegal
+from sluice.spark import columns, kafka_options
 
 log_lines = logging.getLogger("sluice.spark")
 
@@ -26,6 +28,7 @@ Strategy = Literal["error", "latest"]
 
 EARLIEST: Final = -2
 LATEST: Final = -1
+_LONG_MAX: Final = (1 << 63) - 1
 _MIB: Final = 1024 * 1024
 _UNITS: Final = {"": 1, "k": 1024, "m": _MIB, "g": 1024 * _MIB}
 _SIZE: Final = re.compile(r"([0-9]{1,15})\s*([kmg]?)i?b?")
@@ -34,29 +37,12 @@ _TIME_UNITS: Final = {
     None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000,
 }  # fmt: skip
 _ADDRESSES: Final = ("sluice.bootstrap.servers", "kafka.bootstrap.servers", "nameServer")
-# Options of Kafka's client that only tune it: a job that has them runs as it is.
-_KAFKA_TUNING: Final = (
-    *("kafka.fetch.max.bytes", "kafka.max.partition.fetch.bytes", "kafka.fetch.min.bytes"),
-    *("kafka.fetch.max.wait.ms", "kafka.max.poll.records", "kafka.max.poll.interval.ms"),
-    *("kafka.request.timeout.ms", "kafka.session.timeout.ms", "kafka.heartbeat.interval.ms"),
-    *("kafka.receive.buffer.bytes", "kafka.send.buffer.bytes", "kafka.client.id"),
-    *("kafka.acks", "kafka.linger.ms", "kafka.batch.size", "kafka.buffer.memory"),
-    *("kafka.retries", "kafka.compression.type", "kafka.max.request.size"),
-    *("kafka.metadata.max.age.ms", "kafka.default.api.timeout.ms", "kafka.delivery.timeout.ms"),
-    *("kafka.enable.idempotence", "kafka.retry.backoff.ms", "kafka.max.block.ms"),
-    *("kafka.check.crcs", "kafka.connections.max.idle.ms"),
-    "kafka.max.in.flight.requests.per.connection",
-)
-# Options of Kafka's client that say what is so anyhow; with another value they cannot be kept.
-_KAFKA_KEPT: Final = {
-    "kafka.isolation.level": "read_committed",
-    "kafka.security.protocol": "plaintext",
-}
 _COMMON: Final = (
     *_ADDRESSES,
     *("sluice.tls", "sluice.tls.ca.file", "sluice.tls.any.name", "sluice.tls.certificate.file"),
     *("sluice.tls.key.file", "sluice.request.timeout.ms"),
-    *_KAFKA_TUNING,
+    *("sluice.access.key", "sluice.secret.key"),
+    *kafka_options.TUNING,
 )
 _READ: Final = (
     *("subscribe", "subscribePattern", "assign"),
@@ -100,6 +86,8 @@ class Connection:
     tls_certificate_file: str = ""
     tls_key_file: str = ""
     request_seconds: float = 30.0
+    access_key: str = ""  # of brokers with access control
+    secret_key: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +161,8 @@ class ReadOptions:
                         raise ConfigError(
                             f"option {name}: {topic}/{partition} cannot be {word} in a batch query"
                         )
+        if self.start is not None and self.end is not None:
+            _check_order(self.start, self.end)
 
     def check_stream(self) -> None:
         """Refuse what a stream cannot have."""
@@ -193,6 +183,29 @@ class WriteOptions:
     batch_bytes: int
 
 
+def _check_order(start: Bound, end: Bound) -> None:
+    """Refuse bounds that cannot be kept whatever the topics hold."""
+    if start.timestamp_ms is not None and end.timestamp_ms is not None:
+        if start.timestamp_ms > end.timestamp_ms:
+            raise ConfigError(
+                f"options startingTimestamp ({start.timestamp_ms}) and endingTimestamp "
+                f"({end.timestamp_ms}) contradict"
+            )
+        return
+    for kind, firsts, lasts in (
+        ("OffsetsByTimestamp", start.timestamps_ms, end.timestamps_ms),
+        ("Offsets", start.offsets, end.offsets),
+    ):
+        for topic, own in (firsts or {}).items():
+            for partition, first in own.items():
+                last = (lasts or {}).get(topic, {}).get(partition, LATEST)
+                if 0 <= last < first:
+                    raise ConfigError(
+                        f"options starting{kind} and ending{kind} contradict: {topic}/{partition} "
+                        f"would begin at {first} and end at {last}"
+                    )
+
+
 def _is_plain(bound: Bound) -> bool:
     return bound.timestamp_ms is None and bound.timestamps_ms is None and bound.offsets is None
 
@@ -207,7 +220,7 @@ class _Given:
         names = {name.lower(): name for name in known}
         self._values: dict[str, str] = {}
         for name, value in options.items():
-            if _KAFKA_KEPT.get(name.lower()) == str(value).strip().lower():
+            if kafka_options.KEPT.get(name.lower()) == str(value).strip().lower():
                 continue
             if name.lower() not in names:
                 raise ConfigError(_unknown(name, known, other))
@@ -227,7 +240,7 @@ class _Given:
         value = self._values.get(name)
         if value is None:
             return default
-        if not re.fullmatch(r"-?[0-9]{1,18}", value) or int(value) < low:
+        if not re.fullmatch(r"-?[0-9]{1,19}", value) or not low <= int(value) <= _LONG_MAX:
             raise ConfigError(f"option {name}: {value!r} is no whole number of at least {low}")
         return int(value)
 
@@ -293,12 +306,30 @@ def _connection(given: _Given) -> Connection:
         given.text("sluice.tls.certificate.file"),
         given.text("sluice.tls.key.file"),
         timeout_ms / 1000,
+        *_credentials(given),
     )
     if not connection.tls:
         for name in given.names:
             if name.startswith("sluice.tls."):
                 raise ConfigError(f"option {name} needs sluice.tls=true")
     return connection
+
+
+def _credentials(given: _Given) -> tuple[str, str]:
+    """Who asks brokers with access control: the options, else the variables of all commands.
+
+    They are read on the driver and go to the executors with the readers and writers.
+    """
+    access_key, secret_key = given.text("sluice.access.key"), given.text("sluice.secret.key")
+    if not access_key and not secret_key:
+        return (
+            os.environ.get("SLUICE_CLIENT_ACCESS_KEY", ""),
+            os.environ.get("SLUICE_CLIENT_SECRET_KEY", ""),
+        )
+    if not access_key or not secret_key:
+        missing = "sluice.secret.key" if access_key else "sluice.access.key"
+        raise ConfigError(f"options sluice.access.key and sluice.secret.key: {missing} is missing")
+    return access_key, secret_key
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
@@ -317,6 +348,11 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     if least is not None and most is not None and least > most:
         raise ConfigError(
             f"options minOffsetsPerTrigger ({least}) and maxOffsetsPerTrigger ({most}) contradict"
+        )
+    if given.number("partition.metadata.cache.ttl.ms", -1, -1) == 0:
+        raise ConfigError(
+            "option partition.metadata.cache.ttl.ms: '0' is neither a number of milliseconds nor "
+            "-1 for none"
         )
     strategy = given.word("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
     return ReadOptions(
@@ -398,14 +434,15 @@ def _group(given: _Given) -> str:
         raise ConfigError("options groupId and groupIdPrefix contradict; give one")
     if kafka and prefix:
         log_lines.warning("option groupIdPrefix is ignored: kafka.group.id names the group")
-        prefix = ""
-    group = group or kafka
-    for name, value in (("groupId", group), ("groupIdPrefix", prefix)):
-        if value and not _GROUP.fullmatch(value):
-            raise ConfigError(
-                f"option {name}: {value!r} is no group: letters, digits, %, |, _ and -, up to 120"
-            )
-    return group
+    name = "groupId" if group else "kafka.group.id"
+    # RocketMQ's groups have no dots, Kafka's often do: they are written as those of topics are.
+    stored = (group or kafka).replace(".", "%2E")
+    if stored and not _GROUP.fullmatch(stored):
+        raise ConfigError(
+            f"option {name}: {group or kafka!r} is no group: letters, digits, %, |, _, - and ., "
+            "up to 120"
+        )
+    return stored
 
 
 def _filters(given: _Given) -> Filters:
@@ -416,7 +453,25 @@ def _filters(given: _Given) -> Filters:
     tags = given.text("filter.tags")
     if tags and "||" not in tags and "," in tags:
         tags = " || ".join(part.strip() for part in tags.split(",") if part.strip())
+    if tags and not tags.replace("||", "").strip():
+        raise ConfigError(f"option filter.tags: {tags!r} names no tag")
+    _check_sql(given.text("filter.sql"))
     return Filters("" if tags == "*" else tags, keys, given.text("filter.sql"))
+
+
+def _check_sql(text: str) -> None:
+    """Refuse what brokers would refuse, and what they would leave out without a word."""
+    if not text:
+        return
+    try:
+        ignored_at = read_filter(text).ignored_at
+    except SubscriptionIllegal as error:
+        raise ConfigError(f"option filter.sql: {text[:80]!r}: {error}") from None
+    if ignored_at >= 0:
+        raise ConfigError(
+            f"option filter.sql: brokers do not look at {text[ignored_at:][:80]!r}, because the "
+            "filter is whole before it"
+        )
 
 
 # ------------------------------------------------------------------------------------------- bounds

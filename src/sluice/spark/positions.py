@@ -11,12 +11,13 @@ come since a checkpoint was written, the option brokerOfPlainOffsets says whose 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from sluice.errors import ConfigError
 from sluice.spark.cluster import Queue
 
 Offsets = dict[Queue, int]
+UNKNOWN: Final = "?"  # the broker of a topic that is not there
 
 
 def to_json(offsets: Mapping[Queue, int]) -> dict[str, dict[str, int]]:
@@ -44,10 +45,16 @@ def from_json(
 ) -> Offsets:
     """Offsets by queue. `brokers`: those of each topic now; `what` names where the offsets stand.
 
-    Topics that are gone keep their numbers under the broker "?": the caller sees that they are.
+    Topics that are gone keep their numbers, under the broker that they had or `UNKNOWN`: the caller
+    sees that they are.
     """
     result: Offsets = {}
     for topic, own in value.items():
+        if not isinstance(own, Mapping):
+            raise ConfigError(
+                f'{what}: {topic!r}: {own!r} is not {{"0": offset, ...}}; these are no offsets of '
+                "this source"
+            )
         for key, offset in own.items():
             queue = queue_of(topic, key, brokers.get(topic, set()), plain_broker, what)
             if not isinstance(offset, int) or isinstance(offset, bool):
@@ -68,5 +75,6 @@ def queue_of(topic: str, key: str, brokers: set[str], plain_broker: str, what: s
                 f"({', '.join(sorted(brokers))}); write broker/{key}, or, where the topic was on "
                 "one broker before, name that one with option brokerOfPlainOffsets"
             )
-        broker = plain_broker if len(brokers) > 1 else next(iter(brokers), "?")
+        one = next(iter(brokers), plain_broker or UNKNOWN)
+        broker = plain_broker if len(brokers) > 1 else one
     return Queue(topic, broker, int(number))

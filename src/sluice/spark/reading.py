@@ -15,7 +15,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from sluice.errors import SluiceError
+from sluice.errors import BrokerRefused, SluiceError
+from sluice.protocol.remoting_codes import ResponseCode as Response
 from sluice.spark.cluster import Chunk, Cluster, Gone, Queue, name_of
 from sluice.spark.decode import Decoder, Place
 from sluice.spark.options import Filters, ReadOptions
@@ -74,6 +75,15 @@ def _chunks(
                 return  # nothing is there from here on
             offset = gone.next_offset
             continue
+        except BrokerRefused as refused:
+            if refused.code != Response.TOPIC_NOT_EXIST:
+                raise
+            lost(
+                f"{name_of(queue)}: the topic was deleted, and offset {offset} was next, up to "
+                f"{stop}",
+                options,
+            )
+            return
         if chunk.next_offset <= offset:
             raise SluiceError(f"{name_of(queue)}: no way to get on from offset {offset}")
         yield offset, chunk

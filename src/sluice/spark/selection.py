@@ -35,13 +35,15 @@ class Selection:
         self.partitions: dict[Queue, int] = {}  # their numbers, as the rows say them
         self.brokers: dict[str, set[str]] = {}
         self.missing: set[str] = set()  # topics that were asked for and are not there
+        self._missing_queues: list[str] = []  # and queues, of the topics that are there
 
     def look(self) -> Selection:
         """Ask for all queues and what they hold."""
         topics = self._options.topics
         if self._options.pattern:
             wanted = re.compile(self._options.pattern)
-            topics = tuple(name for name in self._cluster.topics() if wanted.fullmatch(name))
+            # Found anywhere in a name, as Spark's Kafka source does since it asks an admin client.
+            topics = tuple(name for name in self._cluster.topics() if wanted.search(name))
         for topic in topics:
             try:
                 spans = self._again(partial(self._cluster.spans, topic))
@@ -74,16 +76,19 @@ class Selection:
             queue = positions.queue_of(
                 topic, key, self.brokers[topic], self._plain_broker(topic), "option assign"
             )
-            if queue not in spans:
-                raise ConfigError(f"option assign: {topic} has no queue {key}")
-            chosen[queue] = spans[queue]
+            if queue in spans:
+                chosen[queue] = spans[queue]
+            else:
+                self._missing_queues.append(f"{topic} has no queue {key}")
         return chosen
 
     def require_all(self) -> Selection:
-        """Refuse to go on where a topic that is named does not exist."""
+        """Refuse to go on where a topic or a queue that is named does not exist."""
         if self.missing:
             name = "assign" if self._options.assigned is not None else "subscribe"
             raise ConfigError(f"option {name}: topic {min(self.missing)} does not exist")
+        if self._missing_queues:
+            raise ConfigError(f"option assign: {self._missing_queues[0]}")
         return self
 
     # --------------------------------------------------------------------------------------- bounds
@@ -92,10 +97,12 @@ class Selection:
         """Where this bound lies in every queue; `which` is "starting" or "ending"."""
         if bound.timestamp_ms is not None:
             stamp = bound.timestamp_ms
-            return {queue: self._at_time(queue, stamp, which) for queue in self.spans}
+            name = f"{which}Timestamp"
+            return {queue: self._at_time(queue, stamp, name) for queue in self.spans}
         if bound.timestamps_ms is not None:
-            stamps = self._given(bound.timestamps_ms, f"option {which}OffsetsByTimestamp")
-            return {queue: self._at_time(queue, stamps[queue], which) for queue in self.spans}
+            name = f"{which}OffsetsByTimestamp"
+            stamps = self._given(bound.timestamps_ms, f"option {name}")
+            return {queue: self._at_time(queue, stamps[queue], name) for queue in self.spans}
         if bound.offsets is not None:
             given = self._given(bound.offsets, f"option {which}Offsets")
             return {queue: self._special(span, given[queue]) for queue, span in self.spans.items()}
@@ -118,20 +125,22 @@ class Selection:
                 raise ConfigError(f"{what}: {name_of(queue)} is not read by this query")
         return given
 
-    def _at_time(self, queue: Queue, when_ms: int, which: str) -> int:
+    def _at_time(self, queue: Queue, when_ms: int, option: str) -> int:
         span = self.spans[queue]
         offset, _ = self._again(lambda: self._cluster.offset_at(queue, when_ms))
         if offset < span.high:
             return max(span.low, offset)
-        if which == "starting" and self._options.strategy == "error":
+        if option.startswith("starting") and self._options.strategy == "error":
             raise ConfigError(
-                f"option startingTimestamp: {name_of(queue)} has no message at or after {when_ms}; "
+                f"option {option}: {name_of(queue)} has no message at or after {when_ms}; "
                 "option startingOffsetsByTimestampStrategy=latest starts at its end instead"
             )
         return span.high
 
     def parse(self, value: Mapping[str, Mapping[str, int]]) -> Offsets:
         """Offsets of the checkpoint."""
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"the checkpoint: {value!r} are no offsets of this source")
         return self._offsets(value, "the checkpoint")
 
     def _offsets(self, value: Mapping[str, Mapping[str, int]], what: str) -> Offsets:

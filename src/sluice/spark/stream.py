@@ -42,6 +42,7 @@ log_lines = logging.getLogger("sluice.spark")
 
 PIN_SUFFIX: Final = "-start"
 _ROUTES_SECONDS: Final = 10.0  # how often new queues and brokers are looked for
+_AWAY_SECONDS: Final = 1.0  # from one look for a broker that is away to the next
 _ROW_BYTES: Final = 1024
 
 Position = dict[str, Any]
@@ -58,9 +59,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: Position | None = None
         self._target: Offsets | None = None  # of a query that ends with what is there now
         self._seen: Position | None = None
-        self._waiting_since = time.monotonic()
+        self._waiting_since: float | None = None  # None: no batch was asked for yet
         self._routes_at = 0.0
         self._told: Position | None = None
+        self._away: set[str] = set()  # brokers of queues that were read, and that are not there
         bound = options.start or Bound(all_at=LATEST)
         self._may_be_pinned = bool(options.group) and _moves(bound)
 
@@ -80,6 +82,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if len(brokers) == 1:
                 self._plain_brokers.setdefault(topic, next(iter(brokers)))
         return selection
+
+    def _look_for(self, position: Position) -> Selection:
+        """The same where some queues are known: a broker of theirs that is away is waited for.
+
+        Routes do not name the queues of such a broker. They would be taken for deleted, and those
+        of other brokers would have other numbers.
+        """
+        until = time.monotonic() + self._options.poll_ms / 1000
+        while True:
+            selection = self._look()
+            missing = {q.broker for q in selection.parse(position) if q not in selection.spans}
+            missing.discard(positions.UNKNOWN)
+            away = missing - self._cluster().broker_names() if missing else missing
+            if away and not self._away:
+                log_lines.warning("broker %s is away; it is waited for", ", ".join(sorted(away)))
+            self._away = away
+            if not away or time.monotonic() + _AWAY_SECONDS > until:
+                return selection
+            time.sleep(_AWAY_SECONDS)
+            self._cluster().forget_routes()
 
     # -------------------------------------------------------------------------------------- offsets
 
@@ -117,16 +139,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Position, limit: ReadLimit) -> Position:  # noqa: N802
         self._done(start)
-        selection = self._look()
-        begin = self._begin(selection, start)
+        selection = self._look_for(start)
+        known = selection.parse(start)
+        begin = self._begin(selection, known)
+        if not begin:
+            # No queue at all. Written down, it would mean that all are new when they are back, and
+            # all would be read again.
+            return start
         latest = self._latest(selection, begin)
         self._seen = positions.to_json(latest)
         if self._target is not None:
-            latest = {q: min(stop, self._target.get(q, begin[q])) for q, stop in latest.items()}
+            latest = self._within(self._target, known, latest)
         if isinstance(limit, ReadAllAvailable):
             return positions.to_json(latest)
         if self._is_too_early(begin, latest):
-            return positions.to_json(begin)
+            return start
         options = self._options
         if options.max_offsets is not None:
             latest = planning.limited(begin, latest, options.max_offsets)
@@ -135,15 +162,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             latest = planning.limited_bytes(begin, latest, sizes, options.max_bytes)
         return positions.to_json(latest)
 
-    def _begin(self, selection: Selection, start: Position) -> Offsets:
+    def _begin(self, selection: Selection, known: Offsets) -> Offsets:
         """Where a batch begins: queues that have come since begin at their first message."""
-        known = selection.parse(start)
         begin = {queue: known.get(queue, span.low) for queue, span in selection.spans.items()}
         for queue in known:
             if queue not in begin:
+                why = ", or not read any more. A checkpoint belongs to one set of topics"
+                if queue.broker in self._away:
+                    why = f": no nameserver knows broker {queue.broker}"
                 lost(
-                    f"{name_of(queue)} is not there any more, or not read any more; offset "
-                    f"{known[queue]} was next. A checkpoint belongs to one set of topics",
+                    f"{name_of(queue)} is not there any more{why}; offset {known[queue]} was next",
                     self._options,
                 )
         return begin
@@ -160,15 +188,34 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             latest[queue] = span.high
         return latest
 
+    def _within(self, target: Offsets, known: Offsets, latest: Offsets) -> Offsets:
+        """How far a query goes that ends with what was there when it began. Queues that have come
+        since are left to the next one.
+        """
+        for queue, stop in target.items():
+            if latest.get(queue, -1) < stop:
+                there = f"ends at offset {latest[queue]}" if queue in latest else "is gone"
+                lost(
+                    f"{name_of(queue)} {there}, and up to {stop} was to be read: the topic was "
+                    "deleted and made again, or the broker lost messages",
+                    self._options,
+                )
+        return {
+            queue: min(stop, target.get(queue, known.get(queue, stop)))
+            for queue, stop in latest.items()
+            if queue in target or queue in known
+        }
+
     def _is_too_early(self, begin: Offsets, latest: Offsets) -> bool:
         """Whether minOffsetsPerTrigger says to wait for more."""
         options = self._options
         if options.min_offsets is None or self._target is not None:
             return False
         rows = sum(max(0, stop - begin[queue]) for queue, stop in latest.items())
-        now = time.monotonic()
-        waited_ms = (now - self._waiting_since) * 1000
-        if rows >= options.min_offsets or (rows and waited_ms >= options.max_delay_ms):
+        now, since = time.monotonic(), self._waiting_since
+        # What a query finds when it is started does not wait, as with Spark's Kafka source.
+        is_enough = since is None or rows >= options.min_offsets
+        if is_enough or (rows and (now - (since or 0.0)) * 1000 >= options.max_delay_ms):
             self._waiting_since = now
             return False
         return True
@@ -192,7 +239,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Position, end: Position) -> list[InputPartition]:
         cluster = self._cluster()
-        selection = self._look()
+        selection = self._look_for(end)
         first, last = selection.parse(start), selection.parse(end)
         ranges = []
         for queue, stop in sorted(last.items()):
@@ -200,7 +247,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if span is None:
                 lost(f"{name_of(queue)} is gone, up to offset {stop} was to be read", self._options)
                 continue
-            begin = first.get(queue, span.low)
+            # A queue that has come since had its first message at 0; what of it is gone is lost.
+            begin = first.get(queue, 0)
             if begin > stop:
                 lost(
                     f"{name_of(queue)}: a batch that ends at offset {stop} would begin at {begin}. "

@@ -26,10 +26,11 @@ ORIGIN: Final = (
 )
 NEEDED: Final = ("value", *(name for name, _ in ORIGIN))
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-DEAD: Final = pa.schema([("value", pa.binary()), ("key", pa.string()), ("headers", HEADERS)])
+DEAD: Final = pa.schema([("value", pa.binary()), ("key", pa.binary()), ("headers", HEADERS)])
 NO_VALUE: Final = b"(no value)"  # brokers take no message without a body
 _REASON_CHARS: Final = 1000
-_KEY_CHARS: Final = 1000
+# With the reason beside it a key must fit into the properties of a message, also as base64.
+_KEY_BYTES_MAX: Final = 16 * 1024
 
 
 class Values(Protocol):
@@ -163,10 +164,9 @@ def _headers(origin: tuple[str, str, str], reason: str) -> list[dict[str, Any]]:
     return [{"key": name, "value": text.encode(errors="replace")} for name, text in words.items()]
 
 
-def _key(key: bytes | str | None) -> str | None:
-    """The key, where it is one that a message of RocketMQ can have."""
-    try:
-        text = bytes(key).decode() if isinstance(key, (bytes, bytearray)) else key
-    except UnicodeDecodeError:
+def _key(key: bytes | str | None) -> bytes | None:
+    """The key as it was, where a message has room for it."""
+    if key is None:
         return None
-    return text if text and len(text) <= _KEY_CHARS and text.isprintable() else None
+    raw = key.encode() if isinstance(key, str) else bytes(key)
+    return raw if len(raw) <= _KEY_BYTES_MAX else None

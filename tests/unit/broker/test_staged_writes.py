@@ -202,6 +202,21 @@ def test_images_that_are_none_are_refused() -> None:
     assert broker.core.staged.staged_count == 0
 
 
+@pytest.mark.parametrize("host", [HOST, bytes(20)])
+@pytest.mark.parametrize("whole_bytes_max", [0, 1 << 20])
+def test_images_without_a_value_are_published_as_kafkas_tombstones_are_kept(
+    host: bytes, whole_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged_writes, "_WHOLE_BYTES_MAX", whole_bytes_max)
+    broker = Broker()
+    null = b"KEYS\x01k\x02__KAFKA_NULL\x011\x02"
+    parts = [(0, b"a", b"KEYS\x01k\x02"), (0, b"", null), (0, b"c", b"")]
+    handle = stage_parts(broker, parts, Owner("sink", 0), images=True, host=host)
+    assert publish(broker, [handle])
+    found = [(bytes(e.body), records.without_checksum(e.properties)) for e in broker.entries()]
+    assert found == [(body, own) for _, body, own in parts]
+
+
 @pytest.mark.parametrize("images", [False, True])
 @pytest.mark.parametrize("more", [b"", b"own\x01TRAN_MSG\x02"])
 def test_words_that_are_special_as_names_are_good_values(images: bool, more: bytes) -> None:

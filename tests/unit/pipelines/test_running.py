@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: script/setup does it")
 
-from sluice.errors import PipelineFailed
-from sluice.pipelines.running import Way, _Queries
+from sluice.errors import ConfigError, PipelineFailed
+from sluice.pipelines.files import Pipeline
+from sluice.pipelines.running import Way, _Queries, writers_of
+from sluice.pipelines.settings import Settings
 
 
 def report(number: int) -> dict[str, Any]:
@@ -144,3 +147,31 @@ def test_a_query_for_which_the_machine_was_too_busy_is_started_again() -> None:
         never.are_active()
     stopped = started(Way("/c", is_once=True), a=Writer(Query(busy)))
     stopped.end()  # and it is not started again
+
+
+def wanted(function: Callable[..., Any]) -> dict[str, Any]:
+    settings = Settings("p", "a:1", {"topic": "t"})
+    return cast(
+        dict[str, Any], writers_of(cast(Any, None), Pipeline("p", function, {}, ""), settings)
+    )
+
+
+def test_what_a_pipelines_function_raises_is_one_line_with_its_place() -> None:
+    def misses(spark: Any, settings: Any) -> Any:
+        return settings["nothing"]
+
+    def fails(spark: Any, settings: Any) -> Any:
+        return {"a": 1}["b"]
+
+    def misspells(spark: Any, settings: Any) -> Any:
+        return spark.readStreem
+
+    with pytest.raises(ConfigError, match="pipeline p: it has no setting 'nothing'"):
+        wanted(misses)
+    with pytest.raises(PipelineFailed, match=r"pipeline p: line [0-9]+: KeyError: 'b'$"):
+        wanted(fails)
+    with pytest.raises(PipelineFailed, match="AttributeError: 'NoneType' object"):
+        wanted(misspells)
+    settings = Settings("p", "a:1", {"topic": "t"})
+    assert (settings.get("topic"), settings.get("nothing", 5)) == ("t", 5)
+    assert "nothing" not in settings

@@ -20,10 +20,11 @@ KEYED = [(n, b"%d" % n * (n + 1), b"KEYS\x01key-%d\x02" % (n * n)) for n in rang
 properties = st.dictionaries(
     st.text("abcKEYS", min_size=1, max_size=8), st.text("xyz ", min_size=1, max_size=20), max_size=3
 ).map(lambda pairs: b"".join(f"{k}\x01{v}\x02".encode() for k, v in pairs.items()))
+flags = st.integers(-(1 << 31), (1 << 31) - 1)
+null_properties = properties.map(lambda own: own + b"__KAFKA_NULL\x011\x02")
 parts_of = st.lists(
-    st.tuples(
-        st.integers(-(1 << 31), (1 << 31) - 1), st.binary(min_size=1, max_size=60), properties
-    ),
+    st.tuples(flags, st.binary(min_size=1, max_size=60), properties)
+    | st.tuples(flags, st.just(b""), null_properties),
     min_size=1,
     max_size=8,
 )
@@ -117,6 +118,16 @@ def test_what_does_not_add_up_is_refused(at: int, data: bytes, words: str) -> No
     assert len(read_images(changed(at, b""), 3, b"T")) == 3
     with pytest.raises(MessageIllegal, match=words):
         read_images(changed(at, data), 3, b"T")
+
+
+def test_only_what_shows_a_record_without_a_value_has_no_body() -> None:
+    null = b"__KAFKA_NULL\x011\x02"
+    for properties in (null, b"KEYS\x01k\x02" + null):
+        parts = [KEYED[0], (0, b"", properties)]
+        assert [(f, bytes(b), p) for f, b, p in sealed(parts, b"T").parts()] == parts
+    for properties in (b"", b"KEYS\x01k\x02", b"a\x01__KAFKA_NULL\x02", b"a__KAFKA_NULL\x011\x02"):
+        with pytest.raises(MessageIllegal, match="without a body"):
+            read_images(images_of([(0, b"", properties)], b"T"), 1, b"T")
 
 
 @pytest.mark.parametrize("count", [-1, 0, 1, 2, 4, 32768, 1 << 31])

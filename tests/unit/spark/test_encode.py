@@ -114,6 +114,24 @@ def test_headers_that_are_no_properties_are_kept(odd: tuple[str, bytes | None]) 
     assert odd[0] not in own[1][1]
 
 
+def test_headers_of_one_name_are_all_kept() -> None:
+    """Kafka's records may have a name twice, properties may not."""
+    rows: list[list[tuple[str, bytes | None]]] = [
+        [("g", b"1")],
+        [("h", b"1"), ("g", b"2"), ("h", b"3")],
+        [("g", b"1"), ("h", b"1")],
+        [("h", b"1"), ("h", b"1")],
+    ]
+    columns = {
+        "value": pa.array([b"%d" % n for n in range(4)]),
+        "headers": pa.array([[{"key": k, "value": v} for k, v in row] for row in rows], HEADERS),
+    }
+    assert [headers for _, headers in shown(columns)] == rows
+    ((_, _, own),) = sent(columns)
+    assert own[0][1] == {"g": "1"}, "rows beside it stay as they are"
+    assert own[2][1] == {"g": "1", "h": "1"}
+
+
 def test_nulls_in_lists_are_passed_over() -> None:
     keys = [["k1", None, "k2"], [None], None, ["k3"]]
     headers: list[list[dict[str, Any] | None] | None] = [
@@ -187,6 +205,28 @@ def test_images_hold_what_batches_do() -> None:
     assert not found
 
 
+@pytest.mark.parametrize("lengths_max", [0, 4])
+def test_images_may_have_no_value_and_batches_may_not(
+    lengths_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Kafka's tombstones: the key is there, the value is null."""
+    monkeypatch.setattr(layout, "_VALUE_LENGTHS_MAX", lengths_max)
+    columns = {"value": pa.array([b"a", None, b"c"]), "key": pa.array([b"k", b"k", b"k"])}
+    (portion,) = portions(pa.record_batch(columns), "t", lambda _: 1, 1000, str.encode)
+    read = read_images(b"".join(portion.with_sizes()), 3, b"t")
+    found = [(bytes(body), records.parse_properties(own)) for _, body, own in read.parts()]
+    assert [kafka_views.value_of(*each) for each in found] == [b"a", None, b"c"]
+    assert [kafka_views.key_of(own) for _, own in found] == [b"k", b"k", b"k"]
+    assert found[0][1] == {"KEYS": "k"}
+    rows = decoded(*stored([message(bytes(body), own) for _, body, own in read.parts()]))
+    assert [row["value"] for row in rows] == [b"a", None, b"c"]
+    with pytest.raises(MessageIllegal, match="1 rows have a value that is empty"):
+        list(portions(pa.record_batch({"value": pa.array([b"", None])}), "t", lambda _: 1, 1000,
+                      str.encode))  # fmt: skip
+    with pytest.raises(MessageIllegal, match="1 rows have a value that is null or empty"):
+        sent(columns)
+
+
 @pytest.mark.parametrize("value_lengths", [1, 4, 30])
 @pytest.mark.parametrize("with_keys", [False, True])
 def test_images_that_are_laid_out_are_those_that_are_joined(
@@ -258,6 +298,8 @@ def test_the_column_says_the_topic_where_no_option_does() -> None:
         ({"value": pa.array([b"a"]), "keys": pa.array([["a b"]])}, "blank"),
         ({"value": pa.array([b"a"]), "partition": pa.array([4], pa.int32())}, "partition 4"),
         ({"value": pa.array([b"a"]), "partition": pa.array([-2], pa.int32())}, "partition -2"),
+        ({"value": pa.array([b"a", b"b"]), "partition": pa.array([None, -1], pa.int32())},
+         "partition -1"),
         ({"value": pa.array([b"a"]), "tag": pa.array(["x" * 40_000])}, "40006 bytes"),
         (
             {"value": pa.array([b"a"]), "headers": pa.array([[{"key": "TAGS", "value": b""}]],
@@ -283,14 +325,16 @@ def test_rows_that_are_no_messages(columns: dict[str, Any], words: str) -> None:
         sent({"value": pa.array([b"a"]), "topic": pa.array([None], pa.string())}, "")
 
 
-def test_a_dataframe_that_cannot_be_written() -> None:
+def test_a_dataframe_that_cannot_be_written(caplog: pytest.LogCaptureFixture) -> None:
     good = [("value", "binary"), ("key", "string"), ("offset", "bigint")]
     check_columns(good, "t")
+    assert not caplog.text
+    check_columns([*good, ("amount", "int"), ("tags", "string")], "t")
+    assert "columns amount, tags are not written" in caplog.text, "as Kafka's sink leaves them out"
     check_columns([*good, ("topic", "string")], "")
     for fields, topic, words in (
         ([("key", "string")], "t", "no column value"),
         ([("value", "bigint")], "t", "column value is bigint"),
-        ([("value", "binary"), ("amount", "int")], "t", "column 'amount'"),
         ([("value", "binary")], "", "name the topic"),
     ):
         with pytest.raises(MessageIllegal, match=words):

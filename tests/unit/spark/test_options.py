@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from sluice.errors import ConfigError
@@ -73,6 +75,12 @@ def test_a_job_of_the_kafka_source_is_understood() -> None:
         ("kafka.max.block.ms", "any"),
         ("kafka.check.crcs", "false"),
         ("kafka.connections.max.idle.ms", "-1"),
+        ("kafka.reconnect.backoff.max.ms", "1000"),
+        ("kafka.client.rack", "r1"),
+        ("kafka.client.dns.lookup", "use_all_dns_ips"),
+        ("kafka.socket.connection.setup.timeout.ms", "10000"),
+        ("kafka.metrics.recording.level", "INFO"),
+        ("kafka.allow.auto.create.topics", "false"),
         ("kafka.max.in.flight.requests.per.connection", "5"),
         ("kafka.isolation.level", "read_committed"),
         ("kafka.security.protocol", "PLAINTEXT"),
@@ -90,8 +98,31 @@ def test_what_kafkas_source_ignores_is_ignored_and_said(
     options = read_options({**GOOD, "kafka.group.id": "g", "groupIdPrefix": "no group"})
     assert options.group == "g"
     assert "option groupIdPrefix is ignored" in caplog.text
+    assert read_options({**GOOD, "groupIdPrefix": "com.acme: x"}).group == ""
     read_options({**GOOD, "maxOffsetsPerTrigger": "5"}).check_batch()
     assert "option maxOffsetsPerTrigger is for streams" in caplog.text
+
+
+def test_numbers_are_as_large_as_javas() -> None:
+    largest = str((1 << 63) - 1)
+    options = read_options({**GOOD, "maxOffsetsPerTrigger": largest, "startingTimestamp": largest})
+    assert (options.max_offsets, options.start) == (int(largest), Bound(timestamp_ms=int(largest)))
+    assert "option maxOffsetsPerTrigger" in refused(maxOffsetsPerTrigger=str(1 << 63))
+
+
+def test_a_group_of_kafkas_may_have_dots() -> None:
+    assert read_options({**GOOD, "kafka.group.id": "com.acme.x"}).group == "com%2Eacme%2Ex"
+
+
+def test_who_asks_is_said_by_options_or_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_CLIENT_ACCESS_KEY", "ann")
+    monkeypatch.setenv("SLUICE_CLIENT_SECRET_KEY", "shh")
+    connection = read_options(GOOD).connection
+    assert (connection.access_key, connection.secret_key) == ("ann", "shh")
+    keys = {"sluice.access.key": "ben", "sluice.secret.key": "hush"}
+    connection = write_options({"sluice.bootstrap.servers": "a:1", **keys}).connection
+    assert (connection.access_key, connection.secret_key) == ("ben", "hush")
+    assert "hush" not in repr(connection)
 
 
 def test_bounds_count_in_kafkas_order() -> None:
@@ -155,11 +186,19 @@ def test_filters_and_sizes() -> None:
         ({"columns": "offset,offset"}, "names a column twice"),
         ({"columns": "offset", "includeHeaders": "true"}, "includeHeaders"),
         ({"groupId": "a b"}, "option groupId: 'a b'"),
+        ({"kafka__group__id": "a b"}, "option kafka.group.id: 'a b'"),
+        ({"partition__metadata__cache__ttl__ms": "0"}, "partition.metadata.cache.ttl.ms: '0'"),
+        ({"partition__metadata__cache__ttl__ms": "x"}, "partition.metadata.cache.ttl.ms: 'x'"),
         ({"groupId": "a", "groupIdPrefix": "b"}, "groupId and groupIdPrefix contradict"),
         ({"groupId": "a", "kafka__group__id": "b"}, "contradict"),
         ({"filter__keys": "a b"}, "option filter.keys: 'a b'"),
+        ({"filter__sql": "a >"}, "option filter.sql: 'a >': "),
+        ({"filter__sql": "a LIKE 'x%'"}, "filter.sql: brokers do not look at \"LIKE 'x%'\""),
+        ({"filter__tags": " || "}, "option filter.tags: '||' names no tag"),
         ({"fetchBytes": "1g"}, "option fetchBytes: '1g' is over"),
         ({"sluice__tls__ca__file": "x"}, "sluice.tls.ca.file needs sluice.tls=true"),
+        ({"sluice__access__key": "x"}, "sluice.secret.key is missing"),
+        ({"sluice__secret__key": "x"}, "sluice.access.key is missing"),
         ({"path": "/x"}, "option path is not known"),
     ],
 )
@@ -173,9 +212,27 @@ def test_what_makes_no_sense_for_a_batch_or_a_stream() -> None:
         ({"endingOffsets": "earliest"}, "cannot end at 'earliest'"),
         ({"startingOffsets": '{"t": {"0": -1}}'}, "t/0 cannot be latest"),
         ({"endingOffsets": '{"t": {"0": -2}}'}, "t/0 cannot be earliest"),
-    ):
-        with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
+        (
+            {"startingOffsets": '{"t": {"0": 6}}', "endingOffsets": '{"t": {"0": 5}}'},
+            "startingOffsets and endingOffsets contradict: t/0 would begin at 6 and end at 5",
+        ),
+        (
+            {"startingOffsetsByTimestamp": '{"t": {"0": 9}}',
+             "endingOffsetsByTimestamp": '{"t": {"0": 8}}'},
+            "t/0 would begin at 9 and end at 8",
+        ),
+        ({"startingTimestamp": "2", "endingTimestamp": "1"},
+         "startingTimestamp (2) and endingTimestamp (1) contradict"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=re.escape(words)):
             read_options({**GOOD, **change}).check_batch()
+    for change in (
+        {"startingOffsets": '{"t": {"0": 6}}', "endingOffsets": '{"t": {"0": -1}}'},
+        {"startingOffsets": '{"t": {"0": 6}}', "endingOffsets": '{"t": {"0": 6}}'},
+        {"startingOffsets": '{"t": {"0": 6}}', "endingTimestamp": "5"},
+        {"startingTimestamp": "5", "endingTimestamp": "5"},
+    ):
+        read_options({**GOOD, **change}).check_batch()
     with pytest.raises(ConfigError, match="endingOffsets is for batch queries"):
         read_options({**GOOD, "endingOffsets": "latest"}).check_stream()
     read_options(GOOD).check_batch()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sluice.client import blocking
 from sluice.client.blocking import LinkPool
 from sluice.errors import LinkLost, TopicMissing
 from sluice.protocol.remoting import RemotingCommand
@@ -86,3 +87,33 @@ def test_a_topic_that_brokers_do_not_have_is_an_error_at_once(
     with pytest.raises(TopicMissing, match="topic t is not known"):
         fresh().queues_to_send("t")
     assert nameserver.wait_count == 0
+
+
+def test_the_brokers_that_a_nameserver_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    Nameserver(monkeypatch, set(), starts_after=0)
+    assert fresh().broker_names() == {"b"}
+    Nameserver(monkeypatch, set(), starts_after=1)
+    assert fresh().broker_names() == set()
+
+
+def test_requests_are_signed_where_the_options_have_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers with access control answer nobody else."""
+    asked: list[dict[str, str]] = []
+
+    class Link:
+        address = "ns:1"
+
+        def __init__(self, *_: object) -> None:
+            """Nobody is connected to."""
+
+        def request(self, code: int, ext: dict[str, str], *_: object) -> RemotingCommand:
+            asked.append(dict(ext))
+            return RemotingCommand(Response.SUCCESS, 1, body=b'{"topicList": []}')
+
+    monkeypatch.setattr(blocking, "BlockingLink", Link)
+    assert Cluster(Connection(("ns:1",), access_key="ann", secret_key="shh")).topics() == []
+    assert Cluster(Connection(("ns:1",))).topics() == []
+    signed, plain = asked
+    assert (signed["AccessKey"], plain) == ("ann", {})
+    assert signed["Signature"]
+    assert "shh" not in str(signed)

@@ -374,7 +374,7 @@ def test_rows_carry_where_they_are_from() -> None:
 
 
 def test_dead_letters_say_why_and_where() -> None:
-    keys = pa.array([b"k0", b"k1", b"\xff", b"a\x01b"], pa.binary())
+    keys = pa.array([b"k0", b"k1", b"\xff", b""], pa.binary())
     batch = messages(b'{"host": "mia"}', b'{"coins": "\x01"}', b"[]", None, key=keys)
     made = gift_rows().make(batch)
     assert [row["host"] for row in made.good.to_pylist()] == ["mia"]
@@ -383,7 +383,7 @@ def test_dead_letters_say_why_and_where() -> None:
     assert made.dead.schema.equals(DEAD)
     letters = made.dead.to_pylist()
     assert [letter["value"] for letter in letters] == [b'{"coins": "\x01"}', b"[]", b"(no value)"]
-    assert [letter["key"] for letter in letters] == ["k1", None, None]
+    assert [letter["key"] for letter in letters] == [b"k1", b"\xff", b""], "as they were"
     assert [{h["key"]: h["value"] for h in letter["headers"]} for letter in letters][1] == {
         "reason": b"is no JSON object but []",
         "originTopic": b"t",
@@ -391,6 +391,12 @@ def test_dead_letters_say_why_and_where() -> None:
         "originOffset": b"12",
     }
     assert made.ranges == {"t": {"0": (10, 13), "1": (11, 14)}}, "bad rows are rows of the batch"
+
+
+def test_the_key_of_a_dead_letter_is_text_or_bytes_and_must_have_room() -> None:
+    keys = pa.array(["größe", None, "k" * 20_000])
+    made = gift_rows().make(messages(b"1", b"2", b"3", key=keys))
+    assert made.dead.column("key").to_pylist() == ["größe".encode(), None, None]
 
 
 def test_rows_as_they_are() -> None:
