@@ -60,8 +60,8 @@ def test_how_a_group_reads_a_topic(site: Site) -> None:
     rows = site.lines(*words, "-m", "PULL")
     assert rows[1:] == [f"popping orders PULL {site.broker.address} done"]
     assert "neither PULL nor POP" in site.wrong(*words, "-m", "PUSH")
-    said = site.refused("setConsumeMode", "-c", CLUSTER, "-t", "orders", "-g", "none", "-m", "POP")
-    assert "subscription group does not exist" in said
+    said = site.refused("setConsumeMode", "-c", CLUSTER, "-t", "gone", "-g", "popping", "-m", "POP")
+    assert "topic[gone] not exist" in said
 
 
 def test_a_group_that_the_broker_refuses(site: Site) -> None:
