@@ -2,7 +2,7 @@
 
 They are kept as attributes of the topic, with "kafka." in front of their names. Those that say how
 Kafka's own files are laid out are kept and shown, because tools set them; they mean nothing here.
-What would promise something that is not done (another codec) is refused.
+What would promise something that is not done is refused.
 """
 
 from __future__ import annotations
@@ -15,10 +15,17 @@ from typing import Any, Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_api import Answer, KafkaApi, Request
-from sluice.broker.kafka_partitions import CONFIG_PREFIX, DELAY_HEADERS, KafkaTopic
+from sluice.broker.kafka_partitions import (
+    CONFIG_PREFIX,
+    DELAY_HEADERS,
+    PRODUCERS_CODEC,
+    KafkaTopic,
+    is_name,
+)
 from sluice.broker.kafka_produce import code_of
 from sluice.errors import SluiceError
 from sluice.protocol import kafka_codes
+from sluice.protocol.kafka_batches import COMPRESSIONS
 
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
@@ -45,10 +52,10 @@ _REPLICA: Final = re.compile(r"(?:[0-9]{1,10}:[0-9]{1,10})?")
 
 _KNOWN: Final = {
     "cleanup.policy": _Known(_LIST, "delete", words=("delete", "compact")),
-    # Of those that pack batches themselves or move them elsewhere; here the producer's codec stays.
+    # How hard codecs try is left to their libraries.
     "compression.gzip.level": _Known(_INT, "-1", -1, 9),
     "compression.lz4.level": _Known(_INT, "9", 1, 17),
-    "compression.type": _Known(_STRING, "producer", words=("producer",)),
+    "compression.type": _Known(_STRING, PRODUCERS_CODEC, words=(PRODUCERS_CODEC, *COMPRESSIONS)),
     "compression.zstd.level": _Known(_INT, "3", -131_072, 22),
     "delete.retention.ms": _Known(_LONG, "86400000", 0, _LONG_MAX),
     "file.delete.delay.ms": _Known(_LONG, "60000", 0, _LONG_MAX),
@@ -66,8 +73,10 @@ _KNOWN: Final = {
     "message.timestamp.type": _Known(_STRING, "CreateTime", words=("CreateTime", "LogAppendTime")),
     "min.cleanable.dirty.ratio": _Known(_DOUBLE, "0.5", 0, 1),
     "min.compaction.lag.ms": _Known(_LONG, "0", 0, _LONG_MAX),
-    "min.insync.replicas": _Known(_INT, "1", 1, 1),
+    "min.insync.replicas": _Known(_INT, "1", 1, _INT_MAX),
     "preallocate": _Known(_BOOLEAN, "false", words=("true", "false")),
+    "remote.log.copy.disable": _Known(_BOOLEAN, "false", words=("true", "false")),
+    "remote.log.delete.on.disable": _Known(_BOOLEAN, "false", words=("true", "false")),
     "remote.storage.enable": _Known(_BOOLEAN, "false", words=("false",)),
     "retention.bytes": _Known(_LONG, "-1", -1, _LONG_MAX),
     "retention.ms": _Known(_LONG, "", -1, _LONG_MAX),
@@ -99,6 +108,8 @@ _OF_BROKER: Final = {
     "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
     "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
     "preallocate": "log.preallocate",
+    "remote.log.copy.disable": "",
+    "remote.log.delete.on.disable": "",
     "remote.storage.enable": "",
     "retention.bytes": "log.retention.bytes",
     "retention.ms": "",
@@ -210,14 +221,18 @@ class KafkaConfigs:
             "resource_name": asked.resource_name,
             "configs": [],
         }
-        names = None if asked.configuration_keys is None else list(asked.configuration_keys)
+        names = list(asked.configuration_keys or ()) or None  # who names none wants all
         if asked.resource_type == TOPIC_RESOURCE:
             topic = self._core.kafka_topics.find(asked.resource_name)
+            if not is_name(asked.resource_name):
+                return {**result, "error_code": kafka_codes.INVALID_TOPIC_EXCEPTION}
             if topic is None:
                 return {**result, "error_code": kafka_codes.UNKNOWN_TOPIC_OR_PARTITION}
             configs = shown_configs(self._core, topic, names, synonyms=synonyms)
             return {**result, "configs": configs}
-        if asked.resource_type == BROKER_RESOURCE and asked.resource_name in ("", str(node_id)):
+        if asked.resource_type == BROKER_RESOURCE and not asked.resource_name:
+            return result  # what was set for all brokers at once: nothing
+        if asked.resource_type == BROKER_RESOURCE and asked.resource_name == str(node_id):
             return {**result, "configs": self._own(names)}
         return {
             **result,
@@ -302,6 +317,10 @@ class KafkaConfigs:
                 finish(at, kafka_codes.INVALID_REQUEST, malformed)
             elif each.resource_type != TOPIC_RESOURCE:
                 finish(at, kafka_codes.INVALID_REQUEST, "only a topic's configurations change")
+            elif not each.resource_name:
+                finish(at, kafka_codes.INVALID_REQUEST, "topics have no configurations in common")
+            elif not is_name(each.resource_name):
+                finish(at, kafka_codes.INVALID_TOPIC_EXCEPTION)
             elif topic is None:
                 finish(at, kafka_codes.UNKNOWN_TOPIC_OR_PARTITION)
             elif topic.dead_group:
@@ -317,8 +336,10 @@ class KafkaConfigs:
         only_check: bool,
         finish: Callable[..., None],
     ) -> None:
-        if isinstance(configs, dict) and not topic.batches and _compacts(configs):
-            configs = "cleanup.policy=compact: only for topics that Kafka's clients have made"
+        if isinstance(configs, dict) and not topic.batches:
+            wrong = _only_for_batches(configs)
+            if wrong:
+                configs = f"{wrong}: only for topics that Kafka's clients have made"
         if isinstance(configs, str):
             finish(at, kafka_codes.INVALID_CONFIG, configs)
             return
@@ -356,8 +377,12 @@ def _malformed(asked: Any) -> str:
     return ""
 
 
-def _compacts(configs: dict[str, str]) -> bool:
-    return "compact" in configs.get("cleanup.policy", "")
+def _only_for_batches(configs: dict[str, str]) -> str:
+    """What a topic of single messages cannot do."""
+    if "compact" in configs.get("cleanup.policy", ""):
+        return "cleanup.policy=compact"
+    compression = configs.get("compression.type", "")
+    return f"compression.type={compression}" if compression in COMPRESSIONS else ""
 
 
 def _changed(topic: KafkaTopic, asked: Any) -> dict[str, str] | str:
@@ -366,19 +391,21 @@ def _changed(topic: KafkaTopic, asked: Any) -> dict[str, str] | str:
     for each in asked.configs:
         name, operation = each.name, each.config_operation
         known = _KNOWN.get(name)
-        if known is None:
-            return check_config(name, "")
         if operation == _DELETE:
             configs.pop(name, None)
             continue
+        if known is None:
+            return check_config(name, "")
         value = each.value or ""
         if operation in (_ADD, _TAKE):
             if known.kind != _LIST:
                 return f"{name} is no list"
             now = [part for part in configs.get(name, known.default).split(",") if part]
             given = value.split(",")
-            both = [part for part in now if part not in given]
-            value = ",".join(both + given if operation == _ADD else both)
+            if operation == _ADD:
+                value = ",".join(dict.fromkeys(now + given))
+            else:
+                value = ",".join(part for part in now if part not in given)
         elif operation != _SET:
             return f"unknown operation {operation}"
         wrong = check_config(name, value)

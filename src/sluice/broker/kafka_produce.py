@@ -199,13 +199,17 @@ class KafkaProduce:
             head = self._checked(about, topic, data)
         except BadBatch as bad:
             raise _Refused(bad.code, str(bad)) from bad
+        if topic.replicas_min > 1 and waiting.acks < 0:
+            raise _Refused(kafka_codes.NOT_ENOUGH_REPLICAS, "there is one replica")
         append_ms = -1
         batch: Buffer = data
+        if topic.compression and topic.batches:
+            head, batch = self._repacked(topic, head, data)
         if topic.append_time:
             append_ms = core.now_ms()
-            head, batch = kafka_batches.with_append_time(head, data, append_ms)
+            head, batch = kafka_batches.with_append_time(head, batch, append_ms)
         elif head.attributes & kafka_batches.APPEND_TIME:
-            head, batch = kafka_batches.with_create_time(head, data)
+            head, batch = kafka_batches.with_create_time(head, batch)
         later: list[Message] = []
         if topic.delays and topic.batches:
             head, batch, later = self._parted(about, topic, partition, head, batch)
@@ -246,6 +250,29 @@ class KafkaProduce:
         start = self._core.store.min_offset(stored, partition)
         results[at] = ProducedPart(partition, 0, offset, append_ms, start)
 
+    def _repacked(
+        self, topic: KafkaTopic, head: BatchHead, data: Buffer
+    ) -> tuple[BatchHead, Buffer]:
+        """A batch as its topic wants it to be compressed."""
+        codec = kafka_batches.COMPRESSIONS.get(topic.compression)
+        if codec is None or codec == head.codec:
+            return head, data
+        unpacked_max = self._core.config.kafka_unpacked_bytes_max
+        try:
+            head, batch = kafka_batches.with_codec(head, data, codec, unpacked_max)
+        except BadBatch as bad:
+            raise _Refused(bad.code, str(bad)) from bad
+        if len(batch) > self._bytes_max(topic):
+            raise _Refused(
+                kafka_codes.MESSAGE_TOO_LARGE, f"a batch of {len(batch)} bytes, compressed anew"
+            )
+        return head, batch
+
+    def _bytes_max(self, topic: KafkaTopic) -> int:
+        """How large a batch may be."""
+        own = topic.batch_bytes_max
+        return self._core.config.kafka_batch_bytes_max if own is None else own
+
     def _parted(
         self, about: _Sent, topic: KafkaTopic, partition: int, head: BatchHead, batch: Buffer
     ) -> kafka_delays.Split:
@@ -262,9 +289,7 @@ class KafkaProduce:
         """The head of a batch that may be stored; raises what is wrong with it."""
         core = self._core
         config = core.config
-        bytes_max = topic.batch_bytes_max
-        if bytes_max is None:
-            bytes_max = config.kafka_batch_bytes_max
+        bytes_max = self._bytes_max(topic)
         if len(data) <= bytes_max and about.version >= ZSTD_FROM:
             head = kafka_batches.read_new(data)
         else:
