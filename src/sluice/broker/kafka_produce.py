@@ -9,6 +9,7 @@ A batch of a topic that RocketMQ's clients made is taken apart: such a topic hol
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -23,6 +24,7 @@ from sluice.model import Buffer, Message
 from sluice.protocol import kafka_batches, kafka_checks, kafka_codes, kafka_views
 from sluice.protocol.kafka_batches import BadBatch, BatchHead, Record
 from sluice.protocol.kafka_fast import (
+    Faults,
     ProducedPart,
     ProducePart,
     TopicKey,
@@ -41,9 +43,17 @@ _UNKNOWN: Final = ProducedPart(-1, kafka_codes.UNKNOWN_SERVER_ERROR)
 class _Refused(Exception):
     """A batch that is not stored, and why."""
 
-    def __init__(self, code: int, reason: str = "") -> None:
+    def __init__(self, code: int, reason: str = "", wrong: Sequence[int] = ()) -> None:
+        """`wrong`: the records that it is refused for, where it is for some of them."""
         super().__init__(reason)
         self.code = code
+        self.wrong = wrong
+
+    def told(self, partition: int) -> ProducedPart:
+        reason = str(self)[:_REASON_MAX]
+        if self.wrong:
+            return ProducedPart(partition, self.code, reason=Faults(reason, self.wrong))
+        return ProducedPart(partition, self.code, reason=reason or None)
 
 
 class _Sent(NamedTuple):
@@ -166,9 +176,7 @@ class KafkaProduce:
                     raise _Refused(_missing(key))
                 self._store(about, topic, part, results, at, waiting)
             except _Refused as refused:
-                results[at] = ProducedPart(
-                    partition, refused.code, reason=str(refused)[:_REASON_MAX] or None
-                )
+                results[at] = refused.told(partition)
                 waiting.done()
         if quick is not None:
             quick.count_stored()
@@ -198,7 +206,7 @@ class KafkaProduce:
         try:
             head = self._checked(about, topic, data)
         except BadBatch as bad:
-            raise _Refused(bad.code, str(bad)) from bad
+            raise _Refused(bad.code, str(bad), bad.wrong) from bad
         if topic.replicas_min > 1 and waiting.acks < 0:
             raise _Refused(kafka_codes.NOT_ENOUGH_REPLICAS, "there is one replica")
         append_ms = -1
@@ -309,10 +317,10 @@ class KafkaProduce:
             kafka_checks.check_records(head, data, config.kafka_unpacked_bytes_max)
         if topic.compacts:
             found = kafka_batches.read_records(head, data, config.kafka_unpacked_bytes_max)
-            if any(record.key is None for record in found):
-                raise BadBatch(
-                    kafka_codes.INVALID_RECORD, "a compacted topic takes no record without a key"
-                )
+            bare = [at for at, record in enumerate(found) if record.key is None]
+            if bare:
+                reason = "a compacted topic takes no record without a key"
+                raise BadBatch(kafka_codes.INVALID_RECORD, reason, bare)
         self._check_times(topic, head, data)
         return head
 
@@ -329,19 +337,26 @@ class KafkaProduce:
             ahead_ms = topic.after_ms_max
         # The newest entry's time is there already, and never after now.
         if head.max_ms > core.store.last_ms + ahead_ms and head.max_ms > core.now_ms() + ahead_ms:
-            raise BadBatch(
-                kafka_codes.INVALID_TIMESTAMP, f"timestamp {head.max_ms} is too far ahead"
-            )
+            last_ms = core.now_ms() + ahead_ms
+            wrong = [at for at, ms in enumerate(self._times(head, data)) if ms > last_ms]
+            reason = f"timestamp {head.max_ms} is too far ahead"
+            raise BadBatch(kafka_codes.INVALID_TIMESTAMP, reason, wrong)
         if topic.before_ms_max is None:
             return
-        times = [head.max_ms]
-        if not is_stamped:  # the head has no word for the oldest
-            bytes_max = core.config.kafka_unpacked_bytes_max
-            found = kafka_batches.read_records(head, data, bytes_max)
-            times = [head.base_ms + record.time_delta for record in found]
-        oldest_ms = min((ms for ms in times if ms != kafka_batches.NO_TIME), default=None)
-        if oldest_ms is not None and core.now_ms() - oldest_ms > topic.before_ms_max:
-            raise BadBatch(kafka_codes.INVALID_TIMESTAMP, f"timestamp {oldest_ms} is too old")
+        first_ms = core.now_ms() - topic.before_ms_max
+        times = self._times(head, data)
+        old = [at for at, ms in enumerate(times) if ms != kafka_batches.NO_TIME and ms < first_ms]
+        if old:
+            reason = f"timestamp {times[old[0]]} is too old"
+            raise BadBatch(kafka_codes.INVALID_TIMESTAMP, reason, old)
+
+    def _times(self, head: BatchHead, data: memoryview) -> list[int]:
+        """The times of a batch's records: its head has no word for the oldest."""
+        if head.attributes & kafka_batches.APPEND_TIME:
+            return [head.max_ms] * head.record_count
+        bytes_max = self._core.config.kafka_unpacked_bytes_max
+        found = kafka_batches.read_records(head, data, bytes_max)
+        return [head.base_ms + record.time_delta for record in found]
 
     def _check_transaction(
         self, about: _Sent, topic: KafkaTopic, partition: int, head: BatchHead

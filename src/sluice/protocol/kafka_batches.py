@@ -85,11 +85,14 @@ Fields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int] 
 
 
 class BadBatch(ValueError):
-    """A batch that Kafka's broker refuses, and the error code that it answers with."""
+    """A batch that Kafka's broker refuses, and the error code that it answers with. `wrong`: the
+    records that it is refused for, by their places in it, where it is for some of them.
+    """
 
-    def __init__(self, code: int, reason: str) -> None:
+    def __init__(self, code: int, reason: str, wrong: Sequence[int] = ()) -> None:
         super().__init__(reason)
         self.code = code
+        self.wrong = wrong
 
 
 class BatchHead(NamedTuple):

@@ -5,6 +5,7 @@ they are compressed, and how many replicas acks=all asks for.
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -142,3 +143,36 @@ def test_what_is_packed_is_unpacked(codec: int, size: int) -> None:
         assert packed_with == codec
         assert bytes(kafka_batches.unpack(codec, inside, 1 << 20)) == data
         assert len(inside) < size + 100
+
+
+def wrong_ones(told: Any) -> list[int]:
+    assert all(each.batch_index_error_message for each in told.record_errors)
+    return [each.batch_index for each in told.record_errors]
+
+
+@pytest.mark.parametrize("codec", [kafka_batches.CODEC_NONE, kafka_batches.CODEC_LZ4])
+def test_producers_are_told_which_records_are_wrong(codec: int) -> None:
+    async def test(rig: KafkaRig, client: KafkaClient) -> None:
+        hour = 3_600_000
+        now_ms = rig.broker.core.now_ms()
+        await client.create("compacted", 1, cleanup_policy="compact")
+        await client.create("t", 1, message_timestamp_before_max_ms=str(hour))
+
+        def packed(*records: Record, ms: int = now_ms) -> bytes:
+            plain = kafka_batches.build(0, now_ms, ms, records)
+            return kafka_batches.with_codec(kafka_batches.read_sent(plain), plain, codec, 9999)[1]
+
+        keys = (b"k", None, b"k", None)
+        bare = packed(*(Record(at, 0, key, b"v") for at, key in enumerate(keys)))
+        told = await client.produce("compacted", bare)
+        assert (told.error_code, wrong_ones(told)) == (kafka_codes.INVALID_RECORD, [1, 3])
+        deltas = (0, -2 * hour, 0)
+        old = packed(*(Record(at, delta, None, b"v") for at, delta in enumerate(deltas)))
+        told = await client.produce("t", old)
+        assert (told.error_code, wrong_ones(told)) == (kafka_codes.INVALID_TIMESTAMP, [1])
+        deltas = (0, 0, 2 * hour)
+        ahead = [Record(at, delta, None, b"v") for at, delta in enumerate(deltas)]
+        told = await client.produce("t", packed(*ahead, ms=now_ms + 2 * hour))
+        assert (told.error_code, wrong_ones(told)) == (kafka_codes.INVALID_TIMESTAMP, [2])
+
+    door(test)
