@@ -116,27 +116,26 @@ class TransactionRequests:
         if not body.group_id or not commits.has_places:
             answer(commits.answer(0 if body.group_id else codes.INVALID_GROUP_ID))
             return
-        generation, member_id = (
-            getattr(body, "generation_id", _NOBODY[0]),
-            getattr(body, "member_id", _NOBODY[1]),
-        )
-        code = core.kafka_groups.check_commit(
+        # A producer that was shut out is told so, whatever became of its group meanwhile.
+        code = core.kafka_transactions.check_offsets(
+            body.transactional_id,
+            body.producer_id,
+            body.producer_epoch,
             body.group_id,
-            member_id,
-            getattr(body, "group_instance_id", None),
-            generation,
-            transactional=True,
+            implicit=request.version >= _IMPLICIT_FROM,
         )
-        if not code:
-            code = core.kafka_transactions.check_offsets(
-                body.transactional_id,
-                body.producer_id,
-                body.producer_epoch,
+        if code == codes.INVALID_TXN_STATE and request.version >= _ABORTABLE_FROM:
+            code = codes.TRANSACTION_ABORTABLE
+        elif code == codes.NOT_ENOUGH_REPLICAS:  # "in a moment", of a coordinator
+            code = codes.COORDINATOR_NOT_AVAILABLE
+        elif not code:
+            code = core.kafka_groups.check_commit(
                 body.group_id,
-                implicit=request.version >= _IMPLICIT_FROM,
+                getattr(body, "member_id", _NOBODY[1]),
+                getattr(body, "group_instance_id", None),
+                getattr(body, "generation_id", _NOBODY[0]),
+                transactional=True,
             )
-            if code == codes.INVALID_TXN_STATE and request.version >= _ABORTABLE_FROM:
-                code = codes.TRANSACTION_ABORTABLE
         if code:
             answer(commits.answer(code, of_group=True))
             return

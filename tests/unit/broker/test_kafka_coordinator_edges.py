@@ -68,16 +68,24 @@ def test_a_group_without_a_name_has_no_offsets_to_delete(broker: KafkaBroker) ->
 # ------------------------------------------------------------------------------------- transactions
 
 
-def commit_offset(broker: KafkaBroker, producer: Producer, group: str, topic: str) -> int:
+def commit_offset(
+    broker: KafkaBroker,
+    producer: Producer,
+    group: str = GROUP,
+    topic: str = TOPIC,
+    *,
+    version: int = 5,
+    generation: int = -1,
+) -> int:
     line = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
     body = broker.ask(
         codes.TXN_OFFSET_COMMIT,
-        5,
+        version,
         transactional_id=producer.name,
         group_id=group,
         producer_id=producer.id,
         producer_epoch=producer.epoch,
-        generation_id=-1,
+        generation_id=generation,
         topics=[{"name": topic, "partitions": [line]}],
     )
     return int(body.topics[0].partitions[0].error_code)
@@ -94,6 +102,26 @@ def test_offsets_that_no_transaction_takes(broker: KafkaBroker) -> None:
     assert found is not None
     assert found.phase == "Empty", "nothing was begun"
     assert commit_offset(broker, producer, GROUP, TOPIC) == 0
+
+
+def test_a_producer_that_was_shut_out_hears_of_that_first(broker: KafkaBroker) -> None:
+    old = Producer(broker, newer=True)
+    old.init()
+    assert commit_offset(broker, old, generation=4) == codes.ILLEGAL_GENERATION
+    Producer(broker, newer=True).init()
+    assert commit_offset(broker, old, generation=4) == codes.INVALID_PRODUCER_EPOCH
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [(3, codes.COORDINATOR_NOT_AVAILABLE), (5, codes.CONCURRENT_TRANSACTIONS)]
+)
+def test_offsets_while_a_transaction_ends(broker: KafkaBroker, version: int, code: int) -> None:
+    producer = Producer(broker, newer=True)
+    producer.init()
+    found = broker.core.kafka_transactions.get(producer.name)
+    assert found is not None
+    found.is_busy = True
+    assert commit_offset(broker, producer, version=version) == code
 
 
 @pytest.mark.parametrize("newer", [False, True], ids=["TV1", "TV2"])
