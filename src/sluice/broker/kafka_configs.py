@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
-from sluice.broker.kafka_api import Answer, KafkaApi, Request
+from sluice.broker.kafka_api import Answer, KafkaApi, Node, Request
 from sluice.broker.kafka_partitions import (
     CONFIG_PREFIX,
     DELAY_HEADERS,
@@ -207,15 +207,13 @@ class KafkaConfigs:
         answer(
             {
                 "results": [
-                    self._describe(
-                        each, request.peer.node.node_id, bool(request.body.include_synonyms)
-                    )
+                    self._describe(each, request.peer.node, bool(request.body.include_synonyms))
                     for each in request.body.resources
                 ]
             }
         )
 
-    def _describe(self, asked: Any, node_id: int, synonyms: bool) -> dict[str, Any]:
+    def _describe(self, asked: Any, node: Node, synonyms: bool) -> dict[str, Any]:
         result: dict[str, Any] = {
             "resource_type": asked.resource_type,
             "resource_name": asked.resource_name,
@@ -232,17 +230,18 @@ class KafkaConfigs:
             return {**result, "configs": configs}
         if asked.resource_type == BROKER_RESOURCE and not asked.resource_name:
             return result  # what was set for all brokers at once: nothing
-        if asked.resource_type == BROKER_RESOURCE and asked.resource_name == str(node_id):
-            return {**result, "configs": self._own(names)}
+        if asked.resource_type == BROKER_RESOURCE and asked.resource_name == str(node.node_id):
+            return {**result, "configs": self._own(node, names)}
         return {
             **result,
             "error_code": kafka_codes.INVALID_REQUEST,
             "error_message": "only topics and this broker have configurations",
         }
 
-    def _own(self, names: list[str] | None) -> list[dict[str, Any]]:
+    def _own(self, node: Node, names: list[str] | None) -> list[dict[str, Any]]:
         config = self._core.config
         values = {
+            "advertised.listeners": (_LIST, f"PLAINTEXT://{node.host}:{node.port}"),
             "auto.create.topics.enable": (_BOOLEAN, str(config.creates_topics).lower()),
             "broker.id": (_INT, str(config.kafka_node_id)),
             "default.replication.factor": (_INT, "1"),
