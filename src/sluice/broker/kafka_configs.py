@@ -30,8 +30,11 @@ from sluice.protocol.kafka_batches import COMPRESSIONS
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
 _SET_HERE: Final = 1  # where a value comes from, in Kafka's numbers
+_SET_FOR_ALL: Final = 3
 _FROM_BROKER: Final = 4
 _DEFAULT: Final = 5
+# Kafka's brokers set it for all of them when a cluster begins, since they know who may lead.
+_MIN_REPLICAS: Final = "min.insync.replicas"
 _BOOLEAN, _STRING, _INT, _, _LONG, _DOUBLE, _LIST = range(1, 8)
 _SET, _DELETE, _ADD, _TAKE = range(4)
 _INT_MAX: Final = 2**31 - 1
@@ -137,6 +140,8 @@ def check_config(name: str, value: str | None) -> str:
                 return ""
         elif all(part.strip() in known.words for part in parts):
             return ""
+        elif known.kind == _LIST and not value.strip():
+            return ""  # neither is done
         return f"{name}={value[:100]}: only {', '.join(known.words)} is supported here"
     try:
         number = float(value) if known.kind == _DOUBLE else int(value)
@@ -164,7 +169,7 @@ def shown_configs(
             {
                 "name": name,
                 "value": own if own is not None else _default(core, name),
-                "config_source": _DEFAULT if own is None else _SET_HERE,
+                "config_source": _source(name) if own is None else _SET_HERE,
                 "config_type": known.kind,
                 "synonyms": _synonyms(core, name, own) if synonyms else [],
             }
@@ -178,8 +183,14 @@ def _synonyms(core: BrokerCore, name: str, own: str | None) -> list[dict[str, An
     broker_name = _OF_BROKER.get(name, name)
     if broker_name:
         value = _default(core, name)
-        found.append({"name": broker_name, "value": value, "source": _DEFAULT})
+        sources = dict.fromkeys((_source(name), _DEFAULT))
+        found += [{"name": broker_name, "value": value, "source": source} for source in sources]
     return found
+
+
+def _source(name: str) -> int:
+    """Where a value comes from that a topic does not set."""
+    return _SET_FOR_ALL if name == _MIN_REPLICAS else _DEFAULT
 
 
 def _default(core: BrokerCore, name: str) -> str:
@@ -229,7 +240,7 @@ class KafkaConfigs:
             configs = shown_configs(self._core, topic, names, synonyms=synonyms)
             return {**result, "configs": configs}
         if asked.resource_type == BROKER_RESOURCE and not asked.resource_name:
-            return result  # what was set for all brokers at once: nothing
+            return {**result, "configs": self._set_for_all(names)}
         if asked.resource_type == BROKER_RESOURCE and asked.resource_name == str(node.node_id):
             return {**result, "configs": self._own(node, names)}
         return {
@@ -237,6 +248,17 @@ class KafkaConfigs:
             "error_code": kafka_codes.INVALID_REQUEST,
             "error_message": "only topics and this broker have configurations",
         }
+
+    def _set_for_all(self, names: list[str] | None) -> list[dict[str, Any]]:
+        """What was set for all brokers at once."""
+        config = {
+            "name": _MIN_REPLICAS,
+            "value": _KNOWN[_MIN_REPLICAS].default,
+            "read_only": True,
+            "config_source": _SET_FOR_ALL,
+            "config_type": _INT,
+        }
+        return [config] if names is None or _MIN_REPLICAS in names else []
 
     def _own(self, node: Node, names: list[str] | None) -> list[dict[str, Any]]:
         config = self._core.config

@@ -7,13 +7,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from sluice.broker.topic_retention import Limits, limits_of
 from sluice.protocol import kafka_codes
 from tests.unit.broker.kafka_door_kit import KafkaClient, kafka_rig
 
 METADATA, CREATE, DESCRIBE_CONFIGS, ALTER_SOME = 3, 19, 32, 44
 TOPIC, BROKER = 2, 4
 SET, DELETE, ADD, TAKE = range(4)
-SET_HERE, DEFAULT = 1, 5
+SET_HERE, SET_FOR_ALL, DEFAULT = 1, 3, 5
 
 
 async def described(client: KafkaClient, topic: str, *, synonyms: bool) -> dict[str, Any]:
@@ -46,6 +47,10 @@ def test_who_asks_is_told_where_a_value_comes_from() -> None:
                 ("message.max.bytes", found["max.message.bytes"].value, DEFAULT)
             ]
             assert synonyms_of(found["segment.ms"]) == []
+            name = "min.insync.replicas"
+            assert synonyms_of(found[name]) == [(name, "1", SET_FOR_ALL), (name, "1", DEFAULT)]
+            others = {each.name for each in found.values() if each.config_source != DEFAULT}
+            assert others == {name, "segment.bytes", "retention.ms"}
             found = await described(client, "t", synonyms=False)
             assert all(synonyms_of(config) == [] for config in found.values())
 
@@ -106,7 +111,9 @@ def test_who_names_no_configuration_is_told_all() -> None:
                 assert [each.name for each in (await asked(client, kind, name, [key])).configs] == [
                     key
                 ]
-            assert (await asked(client, BROKER, "")).configs == (), "nothing was set for all"
+            (set_for_all,) = (await asked(client, BROKER, "")).configs
+            assert (set_for_all.name, set_for_all.value) == ("min.insync.replicas", "1")
+            assert (await asked(client, BROKER, "", ["other"])).configs == ()
 
     asyncio.run(run())
 
@@ -154,6 +161,12 @@ def test_what_is_added_to_a_list_comes_last_and_once() -> None:
             assert await policy() == "delete"
             assert await change("cleanup.policy", "compact,delete", ADD) == 0
             assert await policy() == "delete,compact"
+            assert await change("cleanup.policy", "compact", TAKE) == 0
+            assert await change("cleanup.policy", "delete", TAKE) == 0
+            assert await policy() == "", "neither is done"
+            topic = rig.broker.core.kafka_topics.find("t")
+            assert topic is not None
+            assert limits_of(topic.settings) == Limits()
             assert await change("nobody.knows.it", None, DELETE) == 0, "it is not set afterwards"
             assert await change("nobody.knows.it", "1", SET) == kafka_codes.INVALID_CONFIG
 
