@@ -212,6 +212,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.admin_modes": TRANSLATOR,
     "broker.admin_topics": TRANSLATOR,
     "broker.kafka_api": TRANSLATOR,
+    "broker.kafka_cluster_api": TRANSLATOR,
     "broker.kafka_configs": TRANSLATOR,
     "broker.kafka_door": TRANSLATOR,
     "broker.kafka_fetch": TRANSLATOR,

@@ -2,7 +2,7 @@
 
 They are kept as attributes of the topic, with "kafka." in front of their names. Those that say how
 Kafka's own files are laid out are kept and shown, because tools set them; they mean nothing here.
-What would promise something that is not done (another codec) is refused.
+What would promise something that is not done is refused.
 """
 
 from __future__ import annotations
@@ -14,17 +14,27 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
-from sluice.broker.kafka_api import Answer, KafkaApi, Request
-from sluice.broker.kafka_partitions import CONFIG_PREFIX, DELAY_HEADERS, KafkaTopic
+from sluice.broker.kafka_api import Answer, KafkaApi, Node, Request
+from sluice.broker.kafka_partitions import (
+    CONFIG_PREFIX,
+    DELAY_HEADERS,
+    PRODUCERS_CODEC,
+    KafkaTopic,
+    is_name,
+)
 from sluice.broker.kafka_produce import code_of
 from sluice.errors import SluiceError
 from sluice.protocol import kafka_codes
+from sluice.protocol.kafka_batches import COMPRESSIONS
 
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
 _SET_HERE: Final = 1  # where a value comes from, in Kafka's numbers
+_SET_FOR_ALL: Final = 3
 _FROM_BROKER: Final = 4
 _DEFAULT: Final = 5
+# Kafka's brokers set it for all of them when a cluster begins, since they know who may lead.
+_MIN_REPLICAS: Final = "min.insync.replicas"
 _BOOLEAN, _STRING, _INT, _, _LONG, _DOUBLE, _LIST = range(1, 8)
 _SET, _DELETE, _ADD, _TAKE = range(4)
 _INT_MAX: Final = 2**31 - 1
@@ -45,10 +55,10 @@ _REPLICA: Final = re.compile(r"(?:[0-9]{1,10}:[0-9]{1,10})?")
 
 _KNOWN: Final = {
     "cleanup.policy": _Known(_LIST, "delete", words=("delete", "compact")),
-    # Of those that pack batches themselves or move them elsewhere; here the producer's codec stays.
+    # How hard codecs try is left to their libraries.
     "compression.gzip.level": _Known(_INT, "-1", -1, 9),
     "compression.lz4.level": _Known(_INT, "9", 1, 17),
-    "compression.type": _Known(_STRING, "producer", words=("producer",)),
+    "compression.type": _Known(_STRING, PRODUCERS_CODEC, words=(PRODUCERS_CODEC, *COMPRESSIONS)),
     "compression.zstd.level": _Known(_INT, "3", -131_072, 22),
     "delete.retention.ms": _Known(_LONG, "86400000", 0, _LONG_MAX),
     "file.delete.delay.ms": _Known(_LONG, "60000", 0, _LONG_MAX),
@@ -66,8 +76,10 @@ _KNOWN: Final = {
     "message.timestamp.type": _Known(_STRING, "CreateTime", words=("CreateTime", "LogAppendTime")),
     "min.cleanable.dirty.ratio": _Known(_DOUBLE, "0.5", 0, 1),
     "min.compaction.lag.ms": _Known(_LONG, "0", 0, _LONG_MAX),
-    "min.insync.replicas": _Known(_INT, "1", 1, 1),
+    "min.insync.replicas": _Known(_INT, "1", 1, _INT_MAX),
     "preallocate": _Known(_BOOLEAN, "false", words=("true", "false")),
+    "remote.log.copy.disable": _Known(_BOOLEAN, "false", words=("true", "false")),
+    "remote.log.delete.on.disable": _Known(_BOOLEAN, "false", words=("true", "false")),
     "remote.storage.enable": _Known(_BOOLEAN, "false", words=("false",)),
     "retention.bytes": _Known(_LONG, "-1", -1, _LONG_MAX),
     "retention.ms": _Known(_LONG, "", -1, _LONG_MAX),
@@ -99,6 +111,8 @@ _OF_BROKER: Final = {
     "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
     "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
     "preallocate": "log.preallocate",
+    "remote.log.copy.disable": "",
+    "remote.log.delete.on.disable": "",
     "remote.storage.enable": "",
     "retention.bytes": "log.retention.bytes",
     "retention.ms": "",
@@ -126,6 +140,8 @@ def check_config(name: str, value: str | None) -> str:
                 return ""
         elif all(part.strip() in known.words for part in parts):
             return ""
+        elif known.kind == _LIST and not value.strip():
+            return ""  # neither is done
         return f"{name}={value[:100]}: only {', '.join(known.words)} is supported here"
     try:
         number = float(value) if known.kind == _DOUBLE else int(value)
@@ -153,7 +169,7 @@ def shown_configs(
             {
                 "name": name,
                 "value": own if own is not None else _default(core, name),
-                "config_source": _DEFAULT if own is None else _SET_HERE,
+                "config_source": _source(name) if own is None else _SET_HERE,
                 "config_type": known.kind,
                 "synonyms": _synonyms(core, name, own) if synonyms else [],
             }
@@ -167,8 +183,14 @@ def _synonyms(core: BrokerCore, name: str, own: str | None) -> list[dict[str, An
     broker_name = _OF_BROKER.get(name, name)
     if broker_name:
         value = _default(core, name)
-        found.append({"name": broker_name, "value": value, "source": _DEFAULT})
+        sources = dict.fromkeys((_source(name), _DEFAULT))
+        found += [{"name": broker_name, "value": value, "source": source} for source in sources]
     return found
+
+
+def _source(name: str) -> int:
+    """Where a value comes from that a topic does not set."""
+    return _SET_FOR_ALL if name == _MIN_REPLICAS else _DEFAULT
 
 
 def _default(core: BrokerCore, name: str) -> str:
@@ -196,38 +218,52 @@ class KafkaConfigs:
         answer(
             {
                 "results": [
-                    self._describe(
-                        each, request.peer.node.node_id, bool(request.body.include_synonyms)
-                    )
+                    self._describe(each, request.peer.node, bool(request.body.include_synonyms))
                     for each in request.body.resources
                 ]
             }
         )
 
-    def _describe(self, asked: Any, node_id: int, synonyms: bool) -> dict[str, Any]:
+    def _describe(self, asked: Any, node: Node, synonyms: bool) -> dict[str, Any]:
         result: dict[str, Any] = {
             "resource_type": asked.resource_type,
             "resource_name": asked.resource_name,
             "configs": [],
         }
-        names = None if asked.configuration_keys is None else list(asked.configuration_keys)
+        names = list(asked.configuration_keys or ()) or None  # who names none wants all
         if asked.resource_type == TOPIC_RESOURCE:
             topic = self._core.kafka_topics.find(asked.resource_name)
+            if not is_name(asked.resource_name):
+                return {**result, "error_code": kafka_codes.INVALID_TOPIC_EXCEPTION}
             if topic is None:
                 return {**result, "error_code": kafka_codes.UNKNOWN_TOPIC_OR_PARTITION}
             configs = shown_configs(self._core, topic, names, synonyms=synonyms)
             return {**result, "configs": configs}
-        if asked.resource_type == BROKER_RESOURCE and asked.resource_name in ("", str(node_id)):
-            return {**result, "configs": self._own(names)}
+        if asked.resource_type == BROKER_RESOURCE and not asked.resource_name:
+            return {**result, "configs": self._set_for_all(names)}
+        if asked.resource_type == BROKER_RESOURCE and asked.resource_name == str(node.node_id):
+            return {**result, "configs": self._own(node, names)}
         return {
             **result,
             "error_code": kafka_codes.INVALID_REQUEST,
             "error_message": "only topics and this broker have configurations",
         }
 
-    def _own(self, names: list[str] | None) -> list[dict[str, Any]]:
+    def _set_for_all(self, names: list[str] | None) -> list[dict[str, Any]]:
+        """What was set for all brokers at once."""
+        config = {
+            "name": _MIN_REPLICAS,
+            "value": _KNOWN[_MIN_REPLICAS].default,
+            "read_only": True,
+            "config_source": _SET_FOR_ALL,
+            "config_type": _INT,
+        }
+        return [config] if names is None or _MIN_REPLICAS in names else []
+
+    def _own(self, node: Node, names: list[str] | None) -> list[dict[str, Any]]:
         config = self._core.config
         values = {
+            "advertised.listeners": (_LIST, f"PLAINTEXT://{node.host}:{node.port}"),
             "auto.create.topics.enable": (_BOOLEAN, str(config.creates_topics).lower()),
             "broker.id": (_INT, str(config.kafka_node_id)),
             "default.replication.factor": (_INT, "1"),
@@ -302,6 +338,10 @@ class KafkaConfigs:
                 finish(at, kafka_codes.INVALID_REQUEST, malformed)
             elif each.resource_type != TOPIC_RESOURCE:
                 finish(at, kafka_codes.INVALID_REQUEST, "only a topic's configurations change")
+            elif not each.resource_name:
+                finish(at, kafka_codes.INVALID_REQUEST, "topics have no configurations in common")
+            elif not is_name(each.resource_name):
+                finish(at, kafka_codes.INVALID_TOPIC_EXCEPTION)
             elif topic is None:
                 finish(at, kafka_codes.UNKNOWN_TOPIC_OR_PARTITION)
             elif topic.dead_group:
@@ -317,8 +357,10 @@ class KafkaConfigs:
         only_check: bool,
         finish: Callable[..., None],
     ) -> None:
-        if isinstance(configs, dict) and not topic.batches and _compacts(configs):
-            configs = "cleanup.policy=compact: only for topics that Kafka's clients have made"
+        if isinstance(configs, dict) and not topic.batches:
+            wrong = _only_for_batches(configs)
+            if wrong:
+                configs = f"{wrong}: only for topics that Kafka's clients have made"
         if isinstance(configs, str):
             finish(at, kafka_codes.INVALID_CONFIG, configs)
             return
@@ -356,8 +398,12 @@ def _malformed(asked: Any) -> str:
     return ""
 
 
-def _compacts(configs: dict[str, str]) -> bool:
-    return "compact" in configs.get("cleanup.policy", "")
+def _only_for_batches(configs: dict[str, str]) -> str:
+    """What a topic of single messages cannot do."""
+    if "compact" in configs.get("cleanup.policy", ""):
+        return "cleanup.policy=compact"
+    compression = configs.get("compression.type", "")
+    return f"compression.type={compression}" if compression in COMPRESSIONS else ""
 
 
 def _changed(topic: KafkaTopic, asked: Any) -> dict[str, str] | str:
@@ -366,19 +412,21 @@ def _changed(topic: KafkaTopic, asked: Any) -> dict[str, str] | str:
     for each in asked.configs:
         name, operation = each.name, each.config_operation
         known = _KNOWN.get(name)
-        if known is None:
-            return check_config(name, "")
         if operation == _DELETE:
             configs.pop(name, None)
             continue
+        if known is None:
+            return check_config(name, "")
         value = each.value or ""
         if operation in (_ADD, _TAKE):
             if known.kind != _LIST:
                 return f"{name} is no list"
             now = [part for part in configs.get(name, known.default).split(",") if part]
             given = value.split(",")
-            both = [part for part in now if part not in given]
-            value = ",".join(both + given if operation == _ADD else both)
+            if operation == _ADD:
+                value = ",".join(dict.fromkeys(now + given))
+            else:
+                value = ",".join(part for part in now if part not in given)
         elif operation != _SET:
             return f"unknown operation {operation}"
         wrong = check_config(name, value)

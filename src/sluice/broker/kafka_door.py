@@ -19,6 +19,7 @@ from typing import Any, Final
 from sluice.broker import kafka_group_api
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_api import API_VERSIONS_MAX, KafkaApi, Node, Request, TransactionDesk
+from sluice.broker.kafka_cluster_api import KafkaCluster
 from sluice.broker.kafka_configs import KafkaConfigs
 from sluice.broker.kafka_fetch import KafkaFetch
 from sluice.broker.kafka_list_offsets import KafkaListOffsets
@@ -52,6 +53,7 @@ def build(core: BrokerCore) -> KafkaApi:
     KafkaAdminTopics(core).register(api)
     KafkaConfigs(core).register(api)
     KafkaLogs(core).register(api)
+    KafkaCluster(core).register(api)
     kafka_group_api.install(api, core, core.kafka_topics)  # groups
     return api
 

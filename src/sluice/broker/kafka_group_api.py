@@ -28,7 +28,8 @@ _MEMBERS_FROM: Final = 3  # version of LeaveGroup
 _MISSING_FROM: Final = 6  # version of DescribeGroups
 _INSTANCE_CHARACTERS_MAX: Final = 249
 _NO_OPERATIONS: Final = -2147483648  # nobody asked what is allowed
-_ALL_OPERATIONS: Final = sum(1 << bit for bit in (3, 6, 8))  # read, delete, describe
+# Read, delete, describe; describe and alter its configurations.
+_ALL_OPERATIONS: Final = sum(1 << bit for bit in (3, 6, 8, 10, 11))
 
 
 def install(api: KafkaApi, core: BrokerCore, topics: KafkaTopics) -> None:

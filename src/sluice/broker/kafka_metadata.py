@@ -22,6 +22,7 @@ _NO_OPERATIONS: Final = -2147483648  # nobody asked what is allowed
 ALL_TOPIC_OPERATIONS: Final = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
 ALL_CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 _BROKERS: Final = 1
+_CONTROLLERS: Final = 2
 _CACHED_MAX: Final = 64
 _FENCED_FROM: Final = 4  # older clients know no word for a producer that another one replaced
 
@@ -140,9 +141,19 @@ class KafkaMetadata:
     def describe_cluster(self, request: Request, answer: Answer) -> None:
         node = request.peer.node
         wants_operations = request.body.include_cluster_authorized_operations
+        wanted = getattr(request.body, "endpoint_type", _BROKERS)
+        if wanted != _BROKERS:
+            is_known = wanted == _CONTROLLERS
+            code = (
+                kafka_codes.MISMATCHED_ENDPOINT_TYPE
+                if is_known
+                else kafka_codes.UNSUPPORTED_ENDPOINT_TYPE
+            )
+            answer({"error_code": code, "error_message": "this is a broker, and no controller"})
+            return
         answer(
             {
-                "endpoint_type": getattr(request.body, "endpoint_type", _BROKERS),
+                "endpoint_type": _BROKERS,
                 "cluster_id": self._core.config.cluster_name,
                 "controller_id": node.node_id,
                 "brokers": [{"broker_id": node.node_id, "host": node.host, "port": node.port}],

@@ -40,6 +40,7 @@ class Commits:
         self._core = core
         self._rows: list[dict[str, Any]] = []
         self._good: list[dict[str, Any]] = []  # rows of partitions that can be committed
+        self._long: list[dict[str, Any]] = []  # ... could, if their texts were shorter
         self.offsets: list[tuple[Partition, Committed]] = []
         now_ms = core.now_ms()
         expires_ms = now_ms + retention_ms if retention_ms >= 0 else -1
@@ -51,7 +52,9 @@ class Commits:
                 code = self._check(each, topic, partition)
                 line = {"partition_index": partition.partition_index, "error_code": code}
                 row["partitions"].append(line)
-                if not code and topic is not None:
+                if code == codes.OFFSET_METADATA_TOO_LARGE:
+                    self._long.append(line)
+                elif not code and topic is not None:
                     self._good.append(line)
                     committed = Committed(
                         partition.committed_offset,
@@ -73,9 +76,16 @@ class Commits:
             return codes.OFFSET_METADATA_TOO_LARGE
         return 0
 
-    def answer(self, code: int) -> dict[str, Any]:
-        """The answer, where those that could be committed have a code together."""
-        for line in self._good:
+    @property
+    def has_places(self) -> bool:
+        """Whether one of the partitions is there."""
+        return bool(self._good or self._long)
+
+    def answer(self, code: int, *, of_group: bool = False) -> dict[str, Any]:
+        """The answer, where those that could be committed have a code together. `of_group`: it is
+        the group that is refused, whatever its offsets are.
+        """
+        for line in (*self._good, *self._long) if of_group else self._good:
             line["error_code"] = code
         return {"topics": self._rows}
 
@@ -92,6 +102,9 @@ class OffsetRequests:
         retention = getattr(body, "retention_time", None)
         retention_ms = -1 if retention is None else round(retention.total_seconds() * 1000)
         commits = Commits(core, self._topics, body.topics, retention_ms)
+        if not commits.has_places:  # nobody becomes a group by that
+            answer(commits.answer(0))
+            return
         code = core.kafka_groups.check_commit(
             body.group_id,
             body.member_id,
@@ -104,7 +117,7 @@ class OffsetRequests:
             ),
         )
         if code:
-            answer(commits.answer(code))
+            answer(commits.answer(code, of_group=True))
             return
         core.kafka_offsets.commit(
             body.group_id,
@@ -179,8 +192,9 @@ class OffsetRequests:
             answer({"error_code": code})
             return
         group = core.kafka_groups.get(body.group_id)
-        subscribed = core.kafka_groups.subscribed(body.group_id) or frozenset()
         is_in_use = group is not None and group.state != State.EMPTY
+        # Where nobody can tell what members read, it may be all.
+        subscribed = core.kafka_groups.subscribed(body.group_id)
         places: list[Partition] = []
         rows = []
         for each in body.topics:
@@ -190,7 +204,7 @@ class OffsetRequests:
                 code = 0
                 if topic is None or not 0 <= partition.partition_index < topic.partitions:
                     code = codes.UNKNOWN_TOPIC_OR_PARTITION
-                elif is_in_use and each.name in subscribed:
+                elif is_in_use and (subscribed is None or each.name in subscribed):
                     code = codes.GROUP_SUBSCRIBED_TO_TOPIC
                 else:
                     places.append((topic.stored, partition.partition_index))
@@ -206,6 +220,8 @@ class OffsetRequests:
         core.kafka_offsets.delete(body.group_id, places, done)
 
     def _refusal(self, name: str) -> int:
+        if not name:
+            return codes.INVALID_GROUP_ID
         group = self._core.kafka_groups.get(name)
         if group is None:
             return codes.GROUP_ID_NOT_FOUND

@@ -37,6 +37,7 @@ _GROUP: Final = re.compile(r"[a-zA-Z0-9_-]{1,200}")
 DEAD_ALIAS: Final = "rmq.dlq."  # in front of the group whose dead letters a topic has
 DELAY_HEADERS: Final = "sluice.delay.headers"
 APPEND_TIME: Final = "LogAppendTime"
+PRODUCERS_CODEC: Final = "producer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,9 @@ class KafkaTopic:
     before_ms_max: int | None = None  # how old a record's time may be, where the topic says it
     after_ms_max: int | None = None  # how far ahead of the clock
     deletes: bool = True  # records go when they are old, or when somebody says so
+    compression: str = ""  # of records, where it is not left to their producers
+    replicas_min: int = 1  # that acks=all asks for; there is one
+    is_special: bool = False  # batches take the long way into the store: one of the above asks it
 
     def config(self, name: str) -> str | None:
         """A configuration that somebody set on the topic."""
@@ -105,6 +109,12 @@ def shown(name: str, settings: TopicSettings, topic_id: UUID) -> KafkaTopic:
         return settings.attributes.get(CONFIG_PREFIX + key, "").strip()
 
     policy = config("cleanup.policy")
+    append_time = config("message.timestamp.type") == APPEND_TIME
+    compacts, delays = "compact" in policy, config(DELAY_HEADERS).lower() == "true"
+    dead_group = stored.removeprefix(DEAD_PREFIX) if stored.startswith(DEAD_PREFIX) else ""
+    before_ms_max = number_of(config("message.timestamp.before.max.ms"))
+    compression = config("compression.type").removeprefix(PRODUCERS_CODEC)
+    replicas_min = number_of(config("min.insync.replicas")) or 1
     return KafkaTopic(
         name,
         stored,
@@ -112,14 +122,23 @@ def shown(name: str, settings: TopicSettings, topic_id: UUID) -> KafkaTopic:
         max(settings.read_queues, settings.write_queues),
         settings,
         settings.attributes.get(QUEUE_TYPE) == BATCHES,
-        config("message.timestamp.type") == APPEND_TIME,
+        append_time,
         number_of(config("max.message.bytes")),
-        "compact" in policy,
-        config(DELAY_HEADERS).lower() == "true",
-        stored.removeprefix(DEAD_PREFIX) if stored.startswith(DEAD_PREFIX) else "",
-        number_of(config("message.timestamp.before.max.ms")),
+        compacts,
+        delays,
+        dead_group,
+        before_ms_max,
         number_of(config("message.timestamp.after.max.ms")),
         not policy or "delete" in policy,
+        compression,
+        replicas_min,
+        append_time
+        or compacts
+        or delays
+        or bool(dead_group)
+        or before_ms_max is not None
+        or bool(compression)
+        or replicas_min > 1,
     )
 
 

@@ -9,6 +9,7 @@ A batch of a topic that RocketMQ's clients made is taken apart: such a topic hol
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -23,6 +24,7 @@ from sluice.model import Buffer, Message
 from sluice.protocol import kafka_batches, kafka_checks, kafka_codes, kafka_views
 from sluice.protocol.kafka_batches import BadBatch, BatchHead, Record
 from sluice.protocol.kafka_fast import (
+    Faults,
     ProducedPart,
     ProducePart,
     TopicKey,
@@ -41,9 +43,17 @@ _UNKNOWN: Final = ProducedPart(-1, kafka_codes.UNKNOWN_SERVER_ERROR)
 class _Refused(Exception):
     """A batch that is not stored, and why."""
 
-    def __init__(self, code: int, reason: str = "") -> None:
+    def __init__(self, code: int, reason: str = "", wrong: Sequence[int] = ()) -> None:
+        """`wrong`: the records that it is refused for, where it is for some of them."""
         super().__init__(reason)
         self.code = code
+        self.wrong = wrong
+
+    def told(self, partition: int) -> ProducedPart:
+        reason = str(self)[:_REASON_MAX]
+        if self.wrong:
+            return ProducedPart(partition, self.code, reason=Faults(reason, self.wrong))
+        return ProducedPart(partition, self.code, reason=reason or None)
 
 
 class _Sent(NamedTuple):
@@ -166,9 +176,7 @@ class KafkaProduce:
                     raise _Refused(_missing(key))
                 self._store(about, topic, part, results, at, waiting)
             except _Refused as refused:
-                results[at] = ProducedPart(
-                    partition, refused.code, reason=str(refused)[:_REASON_MAX] or None
-                )
+                results[at] = refused.told(partition)
                 waiting.done()
         if quick is not None:
             quick.count_stored()
@@ -198,14 +206,18 @@ class KafkaProduce:
         try:
             head = self._checked(about, topic, data)
         except BadBatch as bad:
-            raise _Refused(bad.code, str(bad)) from bad
+            raise _Refused(bad.code, str(bad), bad.wrong) from bad
+        if topic.replicas_min > 1 and waiting.acks < 0:
+            raise _Refused(kafka_codes.NOT_ENOUGH_REPLICAS, "there is one replica")
         append_ms = -1
         batch: Buffer = data
+        if topic.compression and topic.batches:
+            head, batch = self._repacked(topic, head, data)
         if topic.append_time:
             append_ms = core.now_ms()
-            head, batch = kafka_batches.with_append_time(head, data, append_ms)
+            head, batch = kafka_batches.with_append_time(head, batch, append_ms)
         elif head.attributes & kafka_batches.APPEND_TIME:
-            head, batch = kafka_batches.with_create_time(head, data)
+            head, batch = kafka_batches.with_create_time(head, batch)
         later: list[Message] = []
         if topic.delays and topic.batches:
             head, batch, later = self._parted(about, topic, partition, head, batch)
@@ -246,6 +258,29 @@ class KafkaProduce:
         start = self._core.store.min_offset(stored, partition)
         results[at] = ProducedPart(partition, 0, offset, append_ms, start)
 
+    def _repacked(
+        self, topic: KafkaTopic, head: BatchHead, data: Buffer
+    ) -> tuple[BatchHead, Buffer]:
+        """A batch as its topic wants it to be compressed."""
+        codec = kafka_batches.COMPRESSIONS.get(topic.compression)
+        if codec is None or codec == head.codec:
+            return head, data
+        unpacked_max = self._core.config.kafka_unpacked_bytes_max
+        try:
+            head, batch = kafka_batches.with_codec(head, data, codec, unpacked_max)
+        except BadBatch as bad:
+            raise _Refused(bad.code, str(bad)) from bad
+        if len(batch) > self._bytes_max(topic):
+            raise _Refused(
+                kafka_codes.MESSAGE_TOO_LARGE, f"a batch of {len(batch)} bytes, compressed anew"
+            )
+        return head, batch
+
+    def _bytes_max(self, topic: KafkaTopic) -> int:
+        """How large a batch may be."""
+        own = topic.batch_bytes_max
+        return self._core.config.kafka_batch_bytes_max if own is None else own
+
     def _parted(
         self, about: _Sent, topic: KafkaTopic, partition: int, head: BatchHead, batch: Buffer
     ) -> kafka_delays.Split:
@@ -262,9 +297,7 @@ class KafkaProduce:
         """The head of a batch that may be stored; raises what is wrong with it."""
         core = self._core
         config = core.config
-        bytes_max = topic.batch_bytes_max
-        if bytes_max is None:
-            bytes_max = config.kafka_batch_bytes_max
+        bytes_max = self._bytes_max(topic)
         if len(data) <= bytes_max and about.version >= ZSTD_FROM:
             head = kafka_batches.read_new(data)
         else:
@@ -284,10 +317,10 @@ class KafkaProduce:
             kafka_checks.check_records(head, data, config.kafka_unpacked_bytes_max)
         if topic.compacts:
             found = kafka_batches.read_records(head, data, config.kafka_unpacked_bytes_max)
-            if any(record.key is None for record in found):
-                raise BadBatch(
-                    kafka_codes.INVALID_RECORD, "a compacted topic takes no record without a key"
-                )
+            bare = [at for at, record in enumerate(found) if record.key is None]
+            if bare:
+                reason = "a compacted topic takes no record without a key"
+                raise BadBatch(kafka_codes.INVALID_RECORD, reason, bare)
         self._check_times(topic, head, data)
         return head
 
@@ -304,19 +337,26 @@ class KafkaProduce:
             ahead_ms = topic.after_ms_max
         # The newest entry's time is there already, and never after now.
         if head.max_ms > core.store.last_ms + ahead_ms and head.max_ms > core.now_ms() + ahead_ms:
-            raise BadBatch(
-                kafka_codes.INVALID_TIMESTAMP, f"timestamp {head.max_ms} is too far ahead"
-            )
+            last_ms = core.now_ms() + ahead_ms
+            wrong = [at for at, ms in enumerate(self._times(head, data)) if ms > last_ms]
+            reason = f"timestamp {head.max_ms} is too far ahead"
+            raise BadBatch(kafka_codes.INVALID_TIMESTAMP, reason, wrong)
         if topic.before_ms_max is None:
             return
-        times = [head.max_ms]
-        if not is_stamped:  # the head has no word for the oldest
-            bytes_max = core.config.kafka_unpacked_bytes_max
-            found = kafka_batches.read_records(head, data, bytes_max)
-            times = [head.base_ms + record.time_delta for record in found]
-        oldest_ms = min((ms for ms in times if ms != kafka_batches.NO_TIME), default=None)
-        if oldest_ms is not None and core.now_ms() - oldest_ms > topic.before_ms_max:
-            raise BadBatch(kafka_codes.INVALID_TIMESTAMP, f"timestamp {oldest_ms} is too old")
+        first_ms = core.now_ms() - topic.before_ms_max
+        times = self._times(head, data)
+        old = [at for at, ms in enumerate(times) if ms != kafka_batches.NO_TIME and ms < first_ms]
+        if old:
+            reason = f"timestamp {times[old[0]]} is too old"
+            raise BadBatch(kafka_codes.INVALID_TIMESTAMP, reason, old)
+
+    def _times(self, head: BatchHead, data: memoryview) -> list[int]:
+        """The times of a batch's records: its head has no word for the oldest."""
+        if head.attributes & kafka_batches.APPEND_TIME:
+            return [head.max_ms] * head.record_count
+        bytes_max = self._core.config.kafka_unpacked_bytes_max
+        found = kafka_batches.read_records(head, data, bytes_max)
+        return [head.base_ms + record.time_delta for record in found]
 
     def _check_transaction(
         self, about: _Sent, topic: KafkaTopic, partition: int, head: BatchHead

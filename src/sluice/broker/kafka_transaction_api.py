@@ -26,6 +26,7 @@ _NEWEST_KIND: Final = 2
 _NOBODY: Final = (-1, "")  # generation and member of one that does not say
 _PATTERN: Final = re.compile(r"(?:[A-Za-z0-9_-]|\.(?!\*)|\\\.|\.\*){0,249}")  # what is understood
 _WILDCARDS_MAX: Final = 3
+_PASSING_STATES: Final = {"PrepareEpochFence", "Dead"}  # Kafka's; nothing stays in them here
 
 
 def install(api: KafkaApi, core: BrokerCore, topics: KafkaTopics) -> None:
@@ -112,29 +113,31 @@ class TransactionRequests:
     def commit_offsets(self, request: Request, answer: Answer) -> None:
         core, body = self._core, request.body
         commits = Commits(core, self._topics, body.topics)
-        generation, member_id = (
-            getattr(body, "generation_id", _NOBODY[0]),
-            getattr(body, "member_id", _NOBODY[1]),
-        )
-        code = core.kafka_groups.check_commit(
+        if not body.group_id or not commits.has_places:
+            answer(commits.answer(0 if body.group_id else codes.INVALID_GROUP_ID))
+            return
+        # A producer that was shut out is told so, whatever became of its group meanwhile.
+        code = core.kafka_transactions.check_offsets(
+            body.transactional_id,
+            body.producer_id,
+            body.producer_epoch,
             body.group_id,
-            member_id,
-            getattr(body, "group_instance_id", None),
-            generation,
-            transactional=True,
+            implicit=request.version >= _IMPLICIT_FROM,
         )
-        if not code:
-            code = core.kafka_transactions.check_offsets(
-                body.transactional_id,
-                body.producer_id,
-                body.producer_epoch,
+        if code == codes.INVALID_TXN_STATE and request.version >= _ABORTABLE_FROM:
+            code = codes.TRANSACTION_ABORTABLE
+        elif code == codes.NOT_ENOUGH_REPLICAS:  # "in a moment", of a coordinator
+            code = codes.COORDINATOR_NOT_AVAILABLE
+        elif not code:
+            code = core.kafka_groups.check_commit(
                 body.group_id,
-                implicit=request.version >= _IMPLICIT_FROM,
+                getattr(body, "member_id", _NOBODY[1]),
+                getattr(body, "group_instance_id", None),
+                getattr(body, "generation_id", _NOBODY[0]),
+                transactional=True,
             )
-            if code == codes.INVALID_TXN_STATE and request.version >= _ABORTABLE_FROM:
-                code = codes.TRANSACTION_ABORTABLE
         if code:
-            answer(commits.answer(code))
+            answer(commits.answer(code, of_group=True))
             return
         core.kafka_offsets.commit_pending(
             body.producer_id,
@@ -187,6 +190,7 @@ class TransactionRequests:
             code = codes.UNKNOWN_TOPIC_OR_PARTITION
             return {"partition_index": partition, "error_code": code}
         states = self._core.producers.partition(*place)
+        ended = self._core.kafka_transactions.producer_ids()
         rows = []
         for producer_id, producer in states.producers.items():
             first = states.stable.first_offset(producer_id)
@@ -196,7 +200,8 @@ class TransactionRequests:
                     "producer_epoch": producer.epoch,
                     "last_sequence": producer.batches[-1][1] if producer.batches else -1,
                     "last_timestamp": producer.last_ms,
-                    "coordinator_epoch": -1 if first is None else 0,
+                    # It is that of the last marker, which only producers of transactions get.
+                    "coordinator_epoch": 0 if first is None and producer_id in ended else -1,
                     "current_txn_start_offset": -1 if first is None else first,
                 }
             )
@@ -228,7 +233,7 @@ class TransactionRequests:
 
     def list(self, request: Request, answer: Answer) -> None:
         body, now_ms = request.body, self._core.now_ms()
-        known = {each.value for each in Phase}
+        known = {each.value for each in Phase} | _PASSING_STATES
         states = set(body.state_filters)
         producers = set(body.producer_id_filters)
         least_ms = getattr(body, "duration_filter", -1)

@@ -73,6 +73,14 @@ class KafkaTransactions:
     def all(self) -> Iterator[Transaction]:
         yield from self._by_id.values()
 
+    def producer_ids(self) -> set[int]:
+        """The ids that producers of transactions have, or had before."""
+        return {
+            producer_id
+            for found in self._by_id.values()
+            for producer_id in (found.producer_id, found.previous_id)
+        }
+
     @property
     def open_count(self) -> int:
         return len(self._open)

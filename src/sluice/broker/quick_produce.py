@@ -49,11 +49,7 @@ class QuickProduce:
         if (
             not topic.batches
             or not topic.settings.writable
-            or topic.append_time
-            or topic.delays
-            or topic.compacts
-            or topic.dead_group
-            or topic.before_ms_max is not None
+            or topic.is_special
             or core.config.permission == "r"
             or core.store.config.kafka_key_index
         ):

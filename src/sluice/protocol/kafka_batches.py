@@ -53,6 +53,13 @@ MAGIC: Final = 2
 CODEC_MASK: Final = 7
 CODEC_NONE, CODEC_GZIP, CODEC_SNAPPY, CODEC_LZ4, CODEC_ZSTD = range(5)
 CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+COMPRESSIONS: Final = {  # codecs in the words of a topic's configuration
+    "uncompressed": CODEC_NONE,
+    "gzip": CODEC_GZIP,
+    "snappy": CODEC_SNAPPY,
+    "lz4": CODEC_LZ4,
+    "zstd": CODEC_ZSTD,
+}
 APPEND_TIME: Final = 0x08
 TRANSACTIONAL: Final = 0x10
 CONTROL: Final = 0x20
@@ -65,8 +72,12 @@ _XERIAL_HEAD_BYTES: Final = 16
 _I32: Final = Struct(">i")
 _GZIP: Final = 31  # window bits: with gzip's own head
 _FIRST_OUT_BYTES: Final = 64 * 1024
-_LZ4_FLAGS_AT: Final = 4  # in a frame, after its magic
-_LZ4_INDEPENDENT: Final = 0x20  # Kafka's own reader wants blocks that need no others
+# Magic, flags, size of a block and their checksum: Kafka's own reader wants blocks that need no
+# others, which the library's frames do not have.
+_LZ4_HEAD: Final = b"\x04\x22\x4d\x18\x60\x40\x82"
+_LZ4_LENGTH: Final = Struct("<I")
+_LZ4_BLOCK_BYTES: Final = 65_536
+_LZ4_PLAIN: Final = 1 << 31  # of a block's length: it is not compressed
 _new_tuple = tuple.__new__  # half the time of a named tuple's own
 
 Header = tuple[str, bytes | None]
@@ -74,11 +85,14 @@ Fields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int] 
 
 
 class BadBatch(ValueError):
-    """A batch that Kafka's broker refuses, and the error code that it answers with."""
+    """A batch that Kafka's broker refuses, and the error code that it answers with. `wrong`: the
+    records that it is refused for, by their places in it, where it is for some of them.
+    """
 
-    def __init__(self, code: int, reason: str) -> None:
+    def __init__(self, code: int, reason: str, wrong: Sequence[int] = ()) -> None:
         super().__init__(reason)
         self.code = code
+        self.wrong = wrong
 
 
 class BatchHead(NamedTuple):
@@ -233,6 +247,24 @@ def with_create_time(head: BatchHead, data: Buffer) -> tuple[BatchHead, bytes]:
     says so, with its new checksum.
     """
     return _with_head(head._replace(attributes=head.attributes & ~APPEND_TIME), data)
+
+
+def with_codec(
+    head: BatchHead, data: Buffer, codec: int, bytes_max: int
+) -> tuple[BatchHead, bytes]:
+    """A batch of a topic whose records are compressed in one way, whatever their producers do, with
+    its new length and checksum.
+    """
+    inside = unpack(head.codec, memoryview(data)[HEAD_BYTES:], bytes_max)
+    codec, packed = pack(codec, inside)
+    batch = wrap(
+        *(head.base_offset, head.base_ms, head.max_ms, packed),
+        last_delta=head.last_delta,
+        count=head.record_count,
+        attributes=head.attributes & ~CODEC_MASK | codec,
+        producer=(head.producer_id, head.producer_epoch, head.base_sequence),
+    )
+    return read_sent(batch), batch
 
 
 def _with_head(changed: BatchHead, data: Buffer) -> tuple[BatchHead, bytes]:
@@ -427,7 +459,7 @@ def _put_bytes(out: bytearray, value: bytes | None) -> None:
 
 
 def pack(codec: int, data: Buffer) -> tuple[int, bytes]:
-    """Records, compressed as a codec says; and that codec, or none where Java could not read it."""
+    """Records, compressed as a codec says; and that codec, or none for one that is not known."""
     if codec == CODEC_GZIP:
         return codec, bytes(cramjam.gzip.compress(data))
     if codec == CODEC_SNAPPY:
@@ -435,10 +467,22 @@ def pack(codec: int, data: Buffer) -> tuple[int, bytes]:
     if codec == CODEC_ZSTD:
         return codec, bytes(cramjam.zstd.compress(data))
     if codec == CODEC_LZ4:
-        packed = bytes(cramjam.lz4.compress(data))
-        if packed[_LZ4_FLAGS_AT] & _LZ4_INDEPENDENT:
-            return codec, packed
+        return codec, _lz4_frame(memoryview(data))
     return CODEC_NONE, bytes(data)
+
+
+def _lz4_frame(data: memoryview) -> bytes:
+    out = bytearray(_LZ4_HEAD)
+    for at in range(0, len(data), _LZ4_BLOCK_BYTES):
+        plain = data[at : at + _LZ4_BLOCK_BYTES]
+        block = cramjam.lz4.compress_block(plain, store_size=False)
+        if len(block) < len(plain):
+            out += _LZ4_LENGTH.pack(len(block))
+            out += memoryview(block)
+        else:
+            out += _LZ4_LENGTH.pack(len(plain) | _LZ4_PLAIN)
+            out += plain
+    return bytes(out + _LZ4_LENGTH.pack(0))
 
 
 def build(

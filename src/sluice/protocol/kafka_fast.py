@@ -55,6 +55,13 @@ class ProduceRequest(NamedTuple):
     topics: list[ProduceTopic]
 
 
+class Faults(NamedTuple):
+    """Why a batch was refused, and for which of its records."""
+
+    reason: str
+    records: Sequence[int]
+
+
 class ProducedPart(NamedTuple):
     """What became of the batch of one partition."""
 
@@ -63,7 +70,7 @@ class ProducedPart(NamedTuple):
     base_offset: int = -1
     append_ms: int = -1
     start_offset: int = -1
-    reason: str | None = None
+    reason: str | Faults | None = None
 
 
 class FetchPart(NamedTuple):
@@ -210,6 +217,7 @@ def _too_many() -> BadRequest:
 
 _OFFSETS: Final = Struct(">ihqqq")  # index, code, base offset, append time, start offset
 _OFFSETS_4: Final = Struct(">ihqq")  # of versions that tell no start offset
+_TOLD_RECORDS_MAX: Final = 100
 _NO_REASON: Final = b"\x01\x00\x00"  # no errors of single records, no text, no tags
 _NO_REASON_8: Final = b"\x00\x00\x00\x00\xff\xff"
 _STORED: Final = Struct(f">ihqqq{len(_NO_REASON)}s")  # the usual result of a flexible version
@@ -244,14 +252,23 @@ def write_produced(
     return b"".join(out)
 
 
-def _put_reason(out: list[bytes], reason: str, flexible: bool) -> None:
+def _put_reason(out: list[bytes], reason: str | Faults, flexible: bool) -> None:
+    records: Sequence[int] = ()
+    if isinstance(reason, Faults):
+        reason, records = reason
     text = reason.encode()
     if flexible:
-        out.append(b"\x01")
-        put_uvarint(out, len(text) + 1)
-        out += [text, b"\0"]
+        size: list[bytes] = []
+        put_uvarint(size, len(text) + 1)
+        text = b"".join((*size, text))
     else:
-        out += [_I32.pack(0), _I16.pack(len(text)), text]
+        text = _I16.pack(len(text)) + text
+    tags, no_text = (b"\0", b"\0") if flexible else (b"", b"\xff\xff")
+    _put_count(out, len(records), flexible)
+    for at, record in enumerate(records):
+        # Of many records it is not said again and again: they have the text of all.
+        out += [_I32.pack(record), text if at < _TOLD_RECORDS_MAX else no_text, tags]
+    out += [text, tags]
 
 
 def _put_count(out: list[bytes], count: int, flexible: bool) -> None:

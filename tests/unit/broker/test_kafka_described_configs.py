@@ -7,12 +7,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from sluice.broker.topic_retention import Limits, limits_of
 from sluice.protocol import kafka_codes
 from tests.unit.broker.kafka_door_kit import KafkaClient, kafka_rig
 
-CREATE, DESCRIBE_CONFIGS = 19, 32
-TOPIC = 2
-SET_HERE, DEFAULT = 1, 5
+METADATA, CREATE, DESCRIBE_CONFIGS, ALTER_SOME = 3, 19, 32, 44
+TOPIC, BROKER = 2, 4
+SET, DELETE, ADD, TAKE = range(4)
+SET_HERE, SET_FOR_ALL, DEFAULT = 1, 3, 5
 
 
 async def described(client: KafkaClient, topic: str, *, synonyms: bool) -> dict[str, Any]:
@@ -45,6 +47,10 @@ def test_who_asks_is_told_where_a_value_comes_from() -> None:
                 ("message.max.bytes", found["max.message.bytes"].value, DEFAULT)
             ]
             assert synonyms_of(found["segment.ms"]) == []
+            name = "min.insync.replicas"
+            assert synonyms_of(found[name]) == [(name, "1", SET_FOR_ALL), (name, "1", DEFAULT)]
+            others = {each.name for each in found.values() if each.config_source != DEFAULT}
+            assert others == {name, "segment.bytes", "retention.ms"}
             found = await described(client, "t", synonyms=False)
             assert all(synonyms_of(config) == [] for config in found.values())
 
@@ -79,5 +85,89 @@ def test_a_topic_that_exists_is_named_in_the_refusal() -> None:
             (made,) = (await client.ask(CREATE, 7, {"topics": [topic], "timeout": 1000})).topics
             assert made.error_code == kafka_codes.TOPIC_ALREADY_EXISTS
             assert made.error_message == "Topic 't' already exists."
+
+    asyncio.run(run())
+
+
+async def asked(client: KafkaClient, kind: int, name: str, keys: list[str] | None = None) -> Any:
+    resource = {"resource_type": kind, "resource_name": name, "configuration_keys": keys}
+    (result,) = (await client.ask(DESCRIBE_CONFIGS, 4, {"resources": [resource]})).results
+    return result
+
+
+def test_who_names_no_configuration_is_told_all() -> None:
+    async def run() -> None:
+        async with kafka_rig() as rig:
+            client = await rig.connect()
+            await client.create("t")
+            node = (await client.ask(METADATA, 12, {"topics": []})).controller_id
+            for kind, name, key in (
+                (TOPIC, "t", "retention.ms"),
+                (BROKER, str(node), "num.partitions"),
+            ):
+                all_of_them = (await asked(client, kind, name)).configs
+                assert (await asked(client, kind, name, [])).configs == all_of_them
+                assert len(all_of_them) > 5
+                assert [each.name for each in (await asked(client, kind, name, [key])).configs] == [
+                    key
+                ]
+            (set_for_all,) = (await asked(client, BROKER, "")).configs
+            assert (set_for_all.name, set_for_all.value) == ("min.insync.replicas", "1")
+            assert (await asked(client, BROKER, "", ["other"])).configs == ()
+
+    asyncio.run(run())
+
+
+def test_names_that_no_topic_can_have() -> None:
+    async def run() -> None:
+        async with kafka_rig() as rig:
+            client = await rig.connect()
+            for name, described_as, altered_as in (
+                ("(invalid)", kafka_codes.INVALID_TOPIC_EXCEPTION, 17),
+                ("", kafka_codes.INVALID_TOPIC_EXCEPTION, kafka_codes.INVALID_REQUEST),
+                ("unknown", kafka_codes.UNKNOWN_TOPIC_OR_PARTITION, 3),
+            ):
+                assert (await asked(client, TOPIC, name)).error_code == described_as
+                change = {"name": "flush.ms", "value": "1", "config_operation": SET}
+                assert await altered(client, change, topic=name) == altered_as
+
+    asyncio.run(run())
+
+
+async def altered(client: KafkaClient, *changes: dict[str, Any], topic: str = "t") -> int:
+    resource = {"resource_type": TOPIC, "resource_name": topic, "configs": list(changes)}
+    asked = {"resources": [resource], "validate_only": False}
+    (told,) = (await client.ask(ALTER_SOME, 1, asked)).responses
+    return int(told.error_code)
+
+
+def test_what_is_added_to_a_list_comes_last_and_once() -> None:
+    async def run() -> None:
+        async with kafka_rig() as rig:
+            client = await rig.connect()
+            await client.create("t", 1, cleanup_policy="compact,delete")
+
+            async def change(name: str, value: str | None, operation: int) -> int:
+                row = {"name": name, "value": value, "config_operation": operation}
+                return await altered(client, row)
+
+            async def policy() -> str:
+                found = await described(client, "t", synonyms=False)
+                return str(found["cleanup.policy"].value)
+
+            assert await change("cleanup.policy", "compact", ADD) == 0
+            assert await policy() == "compact,delete"
+            assert await change("cleanup.policy", "compact", TAKE) == 0
+            assert await policy() == "delete"
+            assert await change("cleanup.policy", "compact,delete", ADD) == 0
+            assert await policy() == "delete,compact"
+            assert await change("cleanup.policy", "compact", TAKE) == 0
+            assert await change("cleanup.policy", "delete", TAKE) == 0
+            assert await policy() == "", "neither is done"
+            topic = rig.broker.core.kafka_topics.find("t")
+            assert topic is not None
+            assert limits_of(topic.settings) == Limits()
+            assert await change("nobody.knows.it", None, DELETE) == 0, "it is not set afterwards"
+            assert await change("nobody.knows.it", "1", SET) == kafka_codes.INVALID_CONFIG
 
     asyncio.run(run())

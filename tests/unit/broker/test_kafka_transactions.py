@@ -419,14 +419,17 @@ def test_offsets_without_a_word_before(broker: KafkaBroker) -> None:
 
 
 def test_offsets_of_a_member_that_is_none(broker: KafkaBroker, producer: Producer) -> None:
-    producer.add(0)
+    names = {
+        "transactional_id": NAME,
+        "group_id": "nobody's",
+        "producer_id": producer.id,
+        "producer_epoch": producer.epoch,
+    }
+    assert broker.ask(codes.ADD_OFFSETS_TO_TXN, 3, **names).error_code == 0
     body = broker.ask(
         codes.TXN_OFFSET_COMMIT,
         3,
-        transactional_id=NAME,
-        group_id="nobody's",
-        producer_id=producer.id,
-        producer_epoch=producer.epoch,
+        **names,
         generation_id=4,
         member_id="m",
         topics=[{"name": TOPIC, "partitions": [{"partition_index": 0, "committed_offset": 1}]}],

@@ -21,7 +21,7 @@ from kio.static.constants import EntityType
 
 from sluice.protocol import kafka, kafka_codes, kafka_fast
 from sluice.protocol.kafka_bounds import BadRequest
-from sluice.protocol.kafka_fast import FetchedPart, ProducedPart
+from sluice.protocol.kafka_fast import Faults, FetchedPart, ProducedPart
 
 KEYS = [
     *(0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 19, 20, 21, 22, 23, 24, 25, 26, 28),
@@ -225,6 +225,7 @@ def test_the_answer_to_a_produce_request(version: int) -> None:
     parts = [
         ProducedPart(3, 0, 1 << 40, -1, 12),
         ProducedPart(4, kafka_codes.INVALID_RECORD, reason="no batch"),
+        ProducedPart(5, kafka_codes.INVALID_RECORD, reason=Faults("no key", range(0, 600, 2))),
     ]
     entity = read_back(0, version, kafka_fast.write_produced(version, [(key, parts)]))
     (topic,) = entity.responses
@@ -232,10 +233,16 @@ def test_the_answer_to_a_produce_request(version: int) -> None:
         assert topic.topic_id == TOPIC_ID
     else:
         assert topic.name == "orders"
-    good, bad = topic.partition_responses
+    good, bad, some = topic.partition_responses
     assert (good.index, int(good.error_code), good.base_offset) == (3, 0, 1 << 40)
     assert getattr(good, "log_start_offset", 12) == 12
     assert (int(bad.error_code), getattr(bad, "error_message", "no batch")) == (87, "no batch")
+    assert getattr(some, "error_message", "no key") == "no key"
+    if version >= 8:
+        assert bad.record_errors == ()
+        assert [each.batch_index for each in some.record_errors] == list(range(0, 600, 2))
+        texts = [each.batch_index_error_message for each in some.record_errors]
+        assert texts == ["no key"] * 100 + [None] * 200, "not everything is said 300 times"
 
 
 FETCH_VERSIONS = range(4, 19)
