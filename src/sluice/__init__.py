@@ -59,7 +59,8 @@ What exists today, and where (arrows of import point down only; tests/tidy/test_
       slow_pages.py    memory for what is written next, where it is slow to get
       stretches.py     what is known to be in memory of a large file
       flush.py         group commit: who waits, when it is durable
-      queue_index.py   (topic, queue, offset) -> position; reads.py answers reads
+      queue_index.py   (topic, queue, offset) -> position; reads.py answers reads, plain_reads.py
+                       the usual ones
       key_index.py     key -> positions; indexing.py keeps it at the log's heels
       memory_topics.py topics whose messages are never written
       origins.py       entries made from others; copies.py makes them

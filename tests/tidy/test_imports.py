@@ -47,6 +47,7 @@ STORAGE_TIERS = (
         "indexing",
         "log_walk",
         "origins",
+        "plain_reads",
         "property_scan",
         "queue_check",
     ),

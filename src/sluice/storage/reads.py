@@ -27,6 +27,7 @@ from sluice.model import PropertyFilter
 from sluice.protocol import records
 from sluice.storage.commit_log import CommitLog
 from sluice.storage.compacted import under_topic
+from sluice.storage.plain_reads import plain_slices
 from sluice.storage.property_scan import UNIT_BYTES, Places, Table, gather
 from sluice.storage.queue_index import (
     FILLER_SIZE,
@@ -93,9 +94,7 @@ class ReadResult:
 
 
 class Reader:
-    """Reads for one store. `trusted_from`: positions above were written or scanned by this
-    process.
-    """
+    """Reads for one store; entries from `trusted_from` on this process wrote or scanned."""
 
     def __init__(
         self, log: CommitLog, store: QueueFiles, trusted_from: int, hot_bytes: int
@@ -176,6 +175,11 @@ class Reader:
             reach = SCAN_UNITS_MAX if accept is not None else min(count_max, SCAN_UNITS_MAX)
             stop = min(start + reach, visible)
             raw = queue.units(start, stop, self._store, wait=False)
+            if accept is None and queue.unit_bytes == UNIT_BYTES:
+                place = (self._log, queue.key.queue_id, raw, start, bytes_max)
+                plain = plain_slices(*place, self._trusted_from, self.hot_from)
+                if plain is not None:
+                    return ReadResult(ReadStatus.FOUND, start + plain[1], low, high, *plain)
             units = queue.iterate_within(raw, start, bytes_max if accept is None else 0)
             chosen, next_offset, byte_count = _choose(units, offset, count_max, bytes_max, accept)
         if not chosen:
