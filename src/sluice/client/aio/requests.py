@@ -21,8 +21,8 @@ from sluice.client.aio.observed_sends import (
     send_watched,
 )
 from sluice.client.aio.producer import Sender
-from sluice.client.core.messages import Message, ReceivedMessage, Reply, SendResult
-from sluice.errors import MessageInvalid, NoReply
+from sluice.client.core.messages import Message, ReceivedMessage, Reply, SendResult, unpacked
+from sluice.errors import MessageInvalid, NoReply, ProtocolError
 from sluice.link import RemotingLink
 from sluice.protocol import records
 from sluice.protocol.client_frames import SEND_REPLY
@@ -103,7 +103,13 @@ class Producer(Sender):
         if waiting is None or waiting.done():
             log_lines.info("a reply comes too late: %s", properties.get("CORRELATION_ID"))
         else:
-            waiting.set_result(Reply(bytes(command.body), properties))
+            try:
+                # Java's clients pack replies of 4 KiB and more, and brokers hand them on as they are.
+                sys_flag = int(command.ext.get("sysFlag") or 0)
+                waiting.set_result(Reply(unpacked(bytes(command.body), sys_flag), properties))
+            except (ProtocolError, ValueError) as error:
+                failure = ProtocolError(f"a reply came that cannot be read: {error}")
+                waiting.set_exception(failure)
         link.answer(command, Response.SUCCESS)
 
     async def reply(self, request: ReceivedMessage, body: bytes | str) -> SendResult:
