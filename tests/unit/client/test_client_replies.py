@@ -42,5 +42,5 @@ def test_a_packed_reply(sluice_broker: LiveBroker, is_known: bool) -> None:
         if is_known:
             assert producer.ask(Message("price", "a book"), timeout_seconds=30).body == answer
         else:
-            with pytest.raises(ProtocolError, match="cannot be read.*ZSTD"):
+            with pytest.raises(ProtocolError, match=r"cannot be read.*ZSTD"):
                 producer.ask(Message("price", "a book"), timeout_seconds=30)

@@ -22,6 +22,7 @@ from sluice.client.aio.observed_sends import (
 )
 from sluice.client.aio.producer import Sender
 from sluice.client.core.messages import Message, ReceivedMessage, Reply, SendResult, unpacked
+from sluice.client.core.sends import batch_of
 from sluice.errors import MessageInvalid, NoReply, ProtocolError
 from sluice.link import RemotingLink
 from sluice.protocol import records
@@ -65,9 +66,9 @@ class Producer(Sender):
     ) -> list[SendResult]:
         """Send messages of one topic in one request; all of them are stored, or none."""
         send = partial(super().send_batch, queue=queue, timeout_ms=timeout_ms)
-        if self._watch is None or any(type(message) is not Message for message in messages):
+        if self._watch is None:
             return await send(messages)
-        return await send_watched(self._watch, messages, send)
+        return await send_watched(self._watch, batch_of(messages), send)
 
     async def ask(self, message: Message, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Reply:
         """Send a request and wait for its reply; raises NoReply."""
@@ -104,7 +105,7 @@ class Producer(Sender):
             log_lines.info("a reply comes too late: %s", properties.get("CORRELATION_ID"))
         else:
             try:
-                # Java's clients pack replies of 4 KiB and more, and brokers hand them on as they are.
+                # Java's clients pack replies from 4 KiB on, and brokers hand them on as they are.
                 sys_flag = int(command.ext.get("sysFlag") or 0)
                 waiting.set_result(Reply(unpacked(bytes(command.body), sys_flag), properties))
             except (ProtocolError, ValueError) as error:

@@ -177,9 +177,7 @@ class _Face(Generic[Aio]):
         timeout_ms: int = 0,
     ) -> list[SendResult]:
         """Send messages of one topic in one request; all of them are stored, or none."""
-        return self._thread.run(
-            self._aio.send_batch(messages, queue=queue, timeout_ms=timeout_ms)
-        )
+        return self._thread.run(self._aio.send_batch(messages, queue=queue, timeout_ms=timeout_ms))
 
     def send_oneway(
         self,
