@@ -22,6 +22,12 @@ def site() -> Iterator[Site]:
     site.stop()
 
 
+def wait_for_route(site: Site, topic: str) -> None:
+    """A broker tells the nameserver of a new topic after it has answered the send."""
+    while site.admin("topicRoute", "-t", topic).status:
+        time.sleep(0.005)
+
+
 def test_lines_go_out_as_they_come(site: Site) -> None:
     def count() -> int:
         return sum(site.broker.core.store.max_offset("Piped", number) for number in range(4))
@@ -43,6 +49,7 @@ def test_packed_bodies_are_shown_as_they_were_given(site: Site) -> None:
     body = "a long line, " * 1000
     with Producer(site.nameserver.address) as producer:
         producer.send(Message("Packed", body))
+    wait_for_route(site, "Packed")
     tail = ("tail", "Packed", "-n", site.nameserver.address, "--from-beginning", "--count", "1")
     assert json.loads(sluice(*tail, "--json").out)["body"] == body
     assert body[:2000] in sluice(*tail).out
@@ -52,3 +59,12 @@ def test_a_count_that_cannot_be(site: Site) -> None:
     for command in (("send", "x", "y"), ("tail", "x")):
         done = sluice(*command, "-n", site.nameserver.address, "--count", "-3")
         assert "--count -3: at least 1" in one_line(done, 2)
+
+
+def test_a_tail_of_several_queues_ends_and_leaves_no_connection(site: Site) -> None:
+    """All queues want the broker's connection at once, and a loop waits for what is left open."""
+    for number in range(3):
+        where = ("-n", site.nameserver.address)
+        assert sluice("send", "Several", f"message {number}", *where).status == 0
+        wait_for_route(site, "Several")
+        assert sluice("tail", "Several", *where, "--from-beginning", "--count", "1").status == 0
