@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from sluice import aio
 from sluice.client.aio.member import Member
+from sluice.client.core.subscriptions import Topics, wanted_of
 from sluice.client.sync.consumers import PullConsumer, PushConsumer
 from sluice.client.sync.loop_thread import loop_thread
 from sluice.client.sync.producers import Producer, TransactionProducer
@@ -62,7 +63,7 @@ class Clients:
         return self._started(producer)
 
     def push_consumer(
-        self, topics: Mapping[str, Any] | str, handler: Any, options: Mapping[str, Any]
+        self, topics: Topics, handler: Any, options: Mapping[str, Any]
     ) -> PushConsumer:
         self._broker.make_topics(_names(topics))
         given = {"group": GROUP, "start_at": "first", "topics": topics, **options}
@@ -72,9 +73,7 @@ class Clients:
         loop_thread().run(consumer._aio.rebalance())
         return consumer
 
-    def pull_consumer(
-        self, topics: Mapping[str, Any] | str, options: Mapping[str, Any]
-    ) -> PullConsumer:
+    def pull_consumer(self, topics: Topics, options: Mapping[str, Any]) -> PullConsumer:
         self._broker.make_topics(_names(topics))
         given = {"group": GROUP, "start_at": "first", "topics": topics, **options}
         return self._started(PullConsumer(self._broker.nameserver_address, **given))
@@ -101,7 +100,7 @@ class Clients:
         return producer
 
     async def aio_consumer(
-        self, topics: Mapping[str, Any] | str, handler: Any, options: Mapping[str, Any]
+        self, topics: Topics, handler: Any, options: Mapping[str, Any]
     ) -> aio.PushConsumer | aio.PullConsumer:
         await asyncio.to_thread(self._broker.make_topics, _names(topics))
         given = {"group": GROUP, "start_at": "first", "topics": topics, **options}
@@ -168,7 +167,5 @@ def _close_aio(client: _AioClient, loop: asyncio.AbstractEventLoop) -> None:
         loop.run_until_complete(client.close())
 
 
-def _names(topics: Mapping[str, Any] | Iterable[str] | str) -> list[str]:
-    if isinstance(topics, str):
-        return [topics] if topics else []
-    return list(topics)
+def _names(topics: Topics) -> list[str]:
+    return list(wanted_of(topics))

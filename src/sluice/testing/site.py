@@ -22,6 +22,7 @@ from sluice.broker.attributes import altered
 from sluice.broker.server import Broker
 from sluice.broker.topics import TopicSettings
 from sluice.client.core.messages import ReceivedMessage, read_pulled
+from sluice.client.core.subscriptions import Topics
 from sluice.client.sync.consumers import PullConsumer, PushConsumer
 from sluice.client.sync.producers import Producer, TransactionProducer
 from sluice.config import BrokerConfig, NameserverConfig, settings_of
@@ -185,7 +186,10 @@ class LiveBroker:
         self.is_up = True
 
     async def _start(self, config: BrokerConfig) -> None:
-        self._gate = Gate()
+        gate = Gate()
+        if self._ports:  # what was ordered of the network outlasts a process
+            gate.orders, gate.is_closed = self._gate.orders, self._gate.is_closed
+        self._gate = gate
         self._watch()
         self._broker = broker = Broker(
             config, files=self._files, now_ms=self._now_ms, gate=self._gate.before
@@ -287,7 +291,7 @@ class LiveBroker:
         return self.clients.transaction_producer(checker, options)
 
     def consumer(
-        self, topics: Mapping[str, Any] | str, handler: Callable[[Any], Any], **options: Any
+        self, topics: Topics, handler: Callable[[Any], Any], **options: Any
     ) -> PushConsumer:
         """A consumer that hands messages to a function; it has its queues when this returns.
 
@@ -296,7 +300,7 @@ class LiveBroker:
         """
         return self.clients.push_consumer(topics, handler, options)
 
-    def pull_consumer(self, topics: Mapping[str, Any] | str = "", **options: Any) -> PullConsumer:
+    def pull_consumer(self, topics: Topics = "", **options: Any) -> PullConsumer:
         """A consumer that is asked for messages; it begins at the first one."""
         return self.clients.pull_consumer(topics, options)
 
@@ -311,16 +315,14 @@ class LiveBroker:
         return await self.clients.aio_transaction_producer(checker, options)
 
     async def aio_consumer(
-        self, topics: Mapping[str, Any] | str, handler: Callable[[Any], Any], **options: Any
+        self, topics: Topics, handler: Callable[[Any], Any], **options: Any
     ) -> aio.PushConsumer:
         """A consumer for asyncio; the handler is a function or a coroutine function."""
         found = await self.clients.aio_consumer(topics, handler, options)
         assert isinstance(found, aio.PushConsumer)
         return found
 
-    async def aio_pull_consumer(
-        self, topics: Mapping[str, Any] | str = "", **options: Any
-    ) -> aio.PullConsumer:
+    async def aio_pull_consumer(self, topics: Topics = "", **options: Any) -> aio.PullConsumer:
         """A consumer for asyncio that is asked for messages."""
         found = await self.clients.aio_consumer(topics, None, options)
         assert isinstance(found, aio.PullConsumer)
