@@ -133,7 +133,7 @@ def test_a_block_with_asyncio(sluice_broker: LiveBroker) -> None:
     async def work() -> None:
         producer = await sluice_broker.aio_transaction_producer(lambda message: None)
         async with producer.transaction(Message("booked", "kept")) as transaction:
-            assert transaction.state is None
+            assert transaction.message_id
         with pytest.raises(ValueError, match="mine"):
             async with producer.transaction(Message("booked", "dropped")) as dropped:
                 raise ValueError("mine")

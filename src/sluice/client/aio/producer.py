@@ -209,7 +209,7 @@ class Sender:
 
     async def send_batch(
         self,
-        messages: Sequence[Message],
+        messages: Iterable[Message],
         *,
         queue: MessageQueue | None = None,
         timeout_ms: int = 0,

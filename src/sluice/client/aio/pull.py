@@ -39,7 +39,7 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
     return queue
 
 
-def check_offset(offset: int) -> None:
+def check_offset(offset: object) -> None:
     if not isinstance(offset, int) or isinstance(offset, bool):
         raise ParameterInvalid(f"offset {offset!r} is no number")
     if offset < 0:

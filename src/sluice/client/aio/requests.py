@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
@@ -59,7 +59,7 @@ class Producer(Sender):
 
     async def send_batch(
         self,
-        messages: Sequence[Message],
+        messages: Iterable[Message],
         *,
         queue: MessageQueue | None = None,
         timeout_ms: int = 0,

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -171,7 +171,7 @@ class _Face(Generic[Aio]):
 
     def send_batch(
         self,
-        messages: Sequence[Message],
+        messages: Iterable[Message],
         *,
         queue: MessageQueue | None = None,
         timeout_ms: int = 0,
