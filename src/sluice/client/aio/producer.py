@@ -238,20 +238,20 @@ class Sender:
         queue: MessageQueue | None = None,
         selector: Selector | None = None,
         argument: Any = None,
+        mark: bytes = b"",
     ) -> None:
-        """Send without an answer: nobody learns whether it is stored."""
+        """Send without an answer: nobody learns whether it is stored. `mark`: the id it gets."""
         self.session.check_open()
         if type(message) is not Message:
             raise MessageInvalid(f"send takes a Message, not {type(message).__name__}")
         publishing = await self.publishing(message.topic)
         chosen = fixed_queue(message, publishing.queues, queue, selector, argument)
-        if chosen is None:
-            chosen = choose_queue(publishing, self._faults, "", self._loop.time() * 1000)
+        chosen = chosen or choose_queue(publishing, self._faults, "", self._loop.time() * 1000)
         link = await self.session.link(await self._address(publishing, chosen))
         await link.room()
         link.check_open()
         now_ms = wall_ms()
-        properties = self._keys.mark(now_ms) + message.wire_tail()
+        properties = (mark or self._keys.mark(now_ms)) + message.wire_tail()
         check_size(message, len(properties), self._body_bytes_max)
         template = self._template(chosen, SEND, 0, message.flag)
         link.transmit_oneway(template, now_ms, properties, message.body)

@@ -12,16 +12,18 @@ import logging
 import uuid
 from collections.abc import Iterable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from sluice.client.aio.observed_sends import (
     GuardedObserver,
     ObservedBatcher,
     Watch,
+    send_oneway_watched,
     send_watched,
 )
 from sluice.client.aio.producer import Sender
 from sluice.client.core.messages import Message, ReceivedMessage, Reply, SendResult, unpacked
+from sluice.client.core.selectors import Selector
 from sluice.client.core.sends import batch_of
 from sluice.errors import MessageInvalid, NoReply, ProtocolError
 from sluice.link import RemotingLink
@@ -69,6 +71,22 @@ class Producer(Sender):
         if self._watch is None:
             return await send(messages)
         return await send_watched(self._watch, batch_of(messages), send)
+
+    async def send_oneway(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        argument: Any = None,
+        mark: bytes = b"",
+    ) -> None:
+        """Send without an answer: nobody learns whether it is stored. `mark`: the id it gets."""
+        send = partial(super().send_oneway, queue=queue, selector=selector, argument=argument)
+        if self._watch is None or mark or type(message) is not Message:
+            await send(message, mark=mark)
+        else:
+            await send_oneway_watched(self._watch, message, send)
 
     async def ask(self, message: Message, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Reply:
         """Send a request and wait for its reply; raises NoReply."""
