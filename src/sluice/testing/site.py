@@ -94,6 +94,7 @@ class NameserverSite:
 
     def __init__(self) -> None:
         self._host = Host("sluice-test-nameserver")
+        self.group_numbers: dict[Any, int] = {}  # of the groups that consumers get by default
         self.nameserver: Nameserver = self._host.run(self._start(0))
         self.address = self.nameserver.address
 
@@ -162,6 +163,11 @@ class LiveBroker:
     def kafka_address(self) -> str:
         """host:port for Kafka's clients (bootstrap.servers)."""
         return f"127.0.0.1:{self._ports['kafka_port']}"
+
+    @property
+    def group_numbers(self) -> dict[Any, int]:
+        """Which default group has what topics; brokers beside each other share the groups."""
+        return self._nameserver.group_numbers
 
     @property
     def name(self) -> str:
@@ -296,7 +302,7 @@ class LiveBroker:
         """A consumer that hands messages to a function; it has its queues when this returns.
 
         Unlike `sluice.PushConsumer` it begins at the first message, and makes its topics where they
-        are missing.
+        are missing. Without a `group`, consumers of the same topics share one.
         """
         return self.clients.push_consumer(topics, handler, options)
 
