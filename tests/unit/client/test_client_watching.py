@@ -1,17 +1,18 @@
-"""Observers of a producer: what they see of sends that nobody answers."""
+"""Observers of a producer, and who waits for a consumer's end."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from sluice.aio import Observer, Producer, PullConsumer
+from sluice.aio import Observer, Producer, PullConsumer, PushConsumer
 from sluice.client.core.messages import Message, ReceivedMessage
 from sluice.errors import ConfigError
 from tests.unit.client.admin_kit import Site
-from tests.unit.loops import run_once
+from tests.unit.loops import run_once, until
 
 
 @pytest.fixture(scope="module")
@@ -50,5 +51,22 @@ def test_observers_see_sends_without_an_answer(site: Site) -> None:
         assert marking.rows[0] == (b"seen", message.message_id, None, None)
         assert marking.rows[1][0] == b"refused"
         assert isinstance(marking.rows[1][3], ConfigError)
+
+    run_once(work())
+
+
+def test_who_waits_for_the_end_of_a_consumer(site: Site) -> None:
+    async def work() -> None:
+        async with Producer(site.nameserver.address) as producer:
+            await producer.send(Message("Waited", "x"))
+        options: dict[str, Any] = {"group": "waited", "topics": "Waited", "start_at": "first"}
+        consumer = PushConsumer(site.nameserver.address, handler=lambda message: None, **options)
+        await consumer.start()
+        assert consumer.client_id
+        await until(lambda: any(queue.topic == "Waited" for queue in consumer.assignment()))
+        assert await consumer.wait(0.01) is False
+        waiting = asyncio.create_task(consumer.wait())
+        await consumer.close()
+        assert await waiting is True
 
     run_once(work())

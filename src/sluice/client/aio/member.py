@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from sluice.client.aio.bulk_pulls import Backlog, must_wait
+from sluice.client.aio.expressions import check_expression
 from sluice.client.aio.offset_file import OffsetFile
 from sluice.client.aio.pulls import Asked, Pulled, ask, ask_on, read_answer
 from sluice.client.aio.resets import install_resets
@@ -41,7 +42,6 @@ from sluice.net import own_address
 from sluice.protocol.json_members import MessageQueue
 from sluice.protocol.remoting import RemotingCommand
 from sluice.protocol.remoting_clients import (
-    SQL92,
     ConsumerData,
     Heartbeat,
     LockRequest,
@@ -151,23 +151,7 @@ class Member:
         if route.queues and not read_queues(route, topic):
             text = "%s: no queue of %s may be read (its permission): nothing comes until one may"
             log_lines.warning(text, self.group, topic)
-        await self._check_expression(self.subscriptions[topic])
-
-    async def _check_expression(self, subscription: Subscription) -> None:
-        """Have a broker look at an SQL expression, before nothing comes and nobody knows why."""
-        if subscription.expression_type != SQL92:
-            return
-        import orjson
-
-        body = {
-            "clientId": self.session.client_id,
-            "group": self.group,
-            "subscriptionData": subscription.members(),
-        }
-        for address in self.session.broker_addresses[:1]:
-            what = f"the expression {subscription.expression!r} on {subscription.topic}"
-            data = orjson.dumps(body)
-            await self.session.done(address, Request.CHECK_CLIENT_CONFIG, body=data, what=what)
+        await check_expression(self.session, self.group, self.subscriptions[topic])
 
     async def stop_member(self) -> None:
         """Give all queues back, with what is done committed, and leave the group."""
@@ -188,6 +172,22 @@ class Member:
         for lane in self.lanes.values():
             lane.process.is_dropped = True
         await self.session.close()
+
+    async def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until somebody closes the consumer; False where that took too long."""
+        closed = self.session.closed
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await closed.wait()
+        return closed.is_set()
+
+    @property
+    def client_id(self) -> str:
+        return self.session.client_id
+
+    def assignment(self) -> list[MessageQueue]:
+        """The queues that are read now."""
+        return sorted(self.lanes)
 
     def _heartbeat(self, address: str) -> Heartbeat:
         consumer = ConsumerData(

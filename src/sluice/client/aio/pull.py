@@ -152,10 +152,6 @@ class PullConsumer(Member):
             return [queue for queue in queues if queue in self._assigned]
         return await super()._allocated(topic, queues)
 
-    def assignment(self) -> list[MessageQueue]:
-        """The queues that are read now."""
-        return sorted(self.lanes)
-
     async def queues(self, topic: str) -> list[MessageQueue]:
         """All queues of a topic, whoever reads them."""
         return sorted(read_queues(await self.session.route(topic), topic))

@@ -74,6 +74,7 @@ class Session:
         self._greeted: set[str] = set()  # addresses that have had a heartbeat
         self._silent: set[str] = set()  # addresses that did not answer the last one
         self._state = "new"
+        self.closed = asyncio.Event()
         self.is_open = False
         self.requests: dict[int, OnRequest] = {}
         self.on_routes: list[Callable[[str], None]] = []
@@ -153,6 +154,7 @@ class Session:
         await end_tasks([*self._tasks, *self._opening.values(), *self._asking.values()])
         await asyncio.gather(*(link.close() for link in self.links.values()))
         self.links.clear()
+        self.closed.set()
 
     async def _sweep(self) -> None:
         now = asyncio.get_running_loop().time()
