@@ -281,7 +281,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # the client, and what is built on it
     "client.simple": ("client.core.signing", "link", "tls", "protocol", *BASE),
     "client.blocking": ("client.core.signing", "protocol", *BASE),
-    "client.commands": ("client.simple", "protocol", *BASE),
+    "client.commands": ("client.core.messages", "client.simple", "protocol", *BASE),
     "client.messages": ("client.simple", "protocol", *BASE),
     "client.group_checks": ("client.simple", "protocol", *BASE),
     "client.admin": (*("client.simple", "client.messages", "client.group_checks"), *ADMIN),

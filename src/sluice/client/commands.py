@@ -9,13 +9,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Coroutine
+import threading
+from collections.abc import AsyncIterator, Coroutine
 from datetime import datetime
 from itertools import cycle
 
 import orjson
 import uvloop
 
+from sluice.client.core.messages import unpacked
 from sluice.client.simple import (
     QueueAt,
     SimpleClient,
@@ -23,7 +25,7 @@ from sluice.client.simple import (
     nameserver_address,
     tls_of,
 )
-from sluice.errors import ConfigError
+from sluice.errors import ConfigError, ProtocolError
 from sluice.protocol import records
 from sluice.protocol.remoting_codes import RequestCode as Request
 
@@ -59,6 +61,8 @@ def tail(argv: list[str]) -> int:
     parser.add_argument("--tag", default="*", help="only these tags, as in `TagA || TagB`")
     parser.add_argument("--count", type=int, default=0, help="stop after so many. Default: never.")
     arguments = parser.parse_args(argv)
+    if arguments.count < 0:
+        raise ConfigError(f"--count {arguments.count}: at least 1, or 0 for no end")
     return _run(_tail(arguments))
 
 
@@ -94,7 +98,7 @@ async def _send(arguments: argparse.Namespace) -> int:
     nameservers = nameserver_address(arguments.nameserver)
     async with SimpleClient(nameservers, tls_of(arguments)) as client:
         queues = cycle(await client.send_queues(arguments.topic))
-        for body in _bodies(arguments):
+        async for body in _bodies(arguments):
             result = await client.send(arguments.topic, next(queues), body, properties)
             if arguments.json:
                 _line(orjson.dumps(result._asdict()).decode())
@@ -106,10 +110,31 @@ async def _send(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _bodies(arguments: argparse.Namespace) -> list[bytes]:
+async def _bodies(arguments: argparse.Namespace) -> AsyncIterator[bytes]:
     if arguments.body is not None:
-        return [arguments.body.encode()] * arguments.count
-    return [line.rstrip(b"\n") for line in sys.stdin.buffer if line.rstrip(b"\n")]
+        for _ in range(arguments.count):
+            yield arguments.body.encode()
+        return
+    lines: asyncio.Queue[bytes] = asyncio.Queue()
+    where = (sys.stdin.fileno(), asyncio.get_running_loop(), lines)
+    threading.Thread(target=_read_lines, args=where, name="sluice-stdin", daemon=True).start()
+    while line := await lines.get():
+        if line != b"\n":
+            yield line.removesuffix(b"\n")
+
+
+def _read_lines(file: int, loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[bytes]) -> None:
+    """On a thread: lines as they come, nothing at the end. The loop sees to connections meanwhile.
+
+    With a reader of its own: the interpreter could not end while a thread waits in sys.stdin's.
+    """
+    try:
+        with open(file, "rb", closefd=False) as stream:
+            for line in stream:
+                loop.call_soon_threadsafe(lines.put_nowait, line)
+        loop.call_soon_threadsafe(lines.put_nowait, b"")
+    except RuntimeError:
+        pass  # the loop has ended, with an error that was told
 
 
 async def _tail(arguments: argparse.Namespace) -> int:
@@ -154,11 +179,20 @@ async def _follow(
                 enough.set()
 
 
+def _body(entry: records.Entry) -> bytes:
+    """The body as its producer gave it, or as it lies there where it cannot be unpacked here."""
+    body = bytes(entry.body)
+    try:
+        return unpacked(body, entry.sys_flag)
+    except ProtocolError:
+        return body
+
+
 def _as_text(entry: records.Entry) -> str:
     properties = records.parse_properties(entry.properties)
     when = datetime.fromtimestamp(entry.store_ms / 1000).strftime("%H:%M:%S.%f")[:-3]
     tag = f" [{properties['TAGS']}]" if "TAGS" in properties else ""
-    body = bytes(entry.body[:2000]).decode("utf-8", "replace")
+    body = _body(entry)[:2000].decode("utf-8", "replace")
     shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in body)
     return f"{when} {entry.topic}/{entry.queue_id} {entry.queue_offset}{tag} {shown}"
 
@@ -172,7 +206,7 @@ def _as_json(entry: records.Entry) -> str:
             "store_ms": entry.store_ms,
             "born_ms": entry.born_ms,
             "properties": records.parse_properties(entry.properties),
-            "body": bytes(entry.body).decode("utf-8", "replace"),
+            "body": _body(entry).decode("utf-8", "replace"),
         }
     ).decode()
 

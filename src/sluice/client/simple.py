@@ -7,6 +7,7 @@ to any RocketMQ broker. Errors say what to do.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import ssl
 import time
@@ -120,6 +121,7 @@ class SimpleClient:
         self._credentials = credentials if credentials is not None else credentials_of()
         self._nameservers = [part.strip() for part in nameservers.split(";") if part.strip()]
         self._links: dict[str, RemotingLink] = {}
+        self._opening: dict[str, asyncio.Lock] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -143,9 +145,18 @@ class SimpleClient:
         """One request to one address."""
         link = self._links.get(address)
         if link is None or not link.is_open:
-            sign = self._credentials.sign if self._credentials is not None else None
-            link = self._links[address] = await RemotingLink.open(address, tls=self._tls, sign=sign)
+            link = await self._open(address)
         return await link.request(code, ext, body, timeout_seconds)
+
+    async def _open(self, address: str) -> RemotingLink:
+        """A connection, one for all who want it at the same time: nobody would close a second."""
+        async with self._opening.setdefault(address, asyncio.Lock()):
+            link = self._links.get(address)
+            if link is None or not link.is_open:
+                sign = self._credentials.sign if self._credentials is not None else None
+                link = await RemotingLink.open(address, tls=self._tls, sign=sign)
+                self._links[address] = link
+        return link
 
     async def ask_nameserver(
         self, code: int, ext: Mapping[str, str], body: bytes = b""

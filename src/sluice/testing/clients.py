@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from sluice import aio
 from sluice.client.aio.member import Member
+from sluice.client.core.subscriptions import Topics, make_subscription, wanted_of
 from sluice.client.sync.consumers import PullConsumer, PushConsumer
 from sluice.client.sync.loop_thread import loop_thread
 from sluice.client.sync.producers import Producer, TransactionProducer
@@ -48,6 +49,16 @@ class Clients:
         self._open_aio: list[tuple[_AioClient, asyncio.AbstractEventLoop]] = []
         self._guards: set[asyncio.Task[None]] = set()
 
+    def _group(self, topics: Topics, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options with a group: consumers of different topics in one would miss messages."""
+        if "group" in options:
+            return dict(options)
+        wanted = [make_subscription(*each, 0) for each in wanted_of(topics).items()]
+        kind = (frozenset(wanted), options.get("broadcasting", False))
+        numbers = self._broker.group_numbers
+        number = numbers.setdefault(kind, len(numbers) + 1)
+        return {"group": GROUP if number == 1 else f"{GROUP}-{number}", **options}
+
     # ------------------------------------------------------------------------------------- blocking
 
     def producer(self, options: Mapping[str, Any]) -> Producer:
@@ -62,21 +73,19 @@ class Clients:
         return self._started(producer)
 
     def push_consumer(
-        self, topics: Mapping[str, Any] | str, handler: Any, options: Mapping[str, Any]
+        self, topics: Topics, handler: Any, options: Mapping[str, Any]
     ) -> PushConsumer:
         self._broker.make_topics(_names(topics))
-        given = {"group": GROUP, "start_at": "first", "topics": topics, **options}
+        given = {"start_at": "first", "topics": topics, **self._group(topics, options)}
         consumer = PushConsumer(self._broker.nameserver_address, handler=handler, **given)
         self._started(consumer)
         self._broker.registered()
         loop_thread().run(consumer._aio.rebalance())
         return consumer
 
-    def pull_consumer(
-        self, topics: Mapping[str, Any] | str, options: Mapping[str, Any]
-    ) -> PullConsumer:
+    def pull_consumer(self, topics: Topics, options: Mapping[str, Any]) -> PullConsumer:
         self._broker.make_topics(_names(topics))
-        given = {"group": GROUP, "start_at": "first", "topics": topics, **options}
+        given = {"start_at": "first", "topics": topics, **self._group(topics, options)}
         return self._started(PullConsumer(self._broker.nameserver_address, **given))
 
     def _started(self, client: _C) -> _C:
@@ -101,10 +110,10 @@ class Clients:
         return producer
 
     async def aio_consumer(
-        self, topics: Mapping[str, Any] | str, handler: Any, options: Mapping[str, Any]
+        self, topics: Topics, handler: Any, options: Mapping[str, Any]
     ) -> aio.PushConsumer | aio.PullConsumer:
         await asyncio.to_thread(self._broker.make_topics, _names(topics))
-        given = {"group": GROUP, "start_at": "first", "topics": topics, **options}
+        given = {"start_at": "first", "topics": topics, **self._group(topics, options)}
         address = self._broker.nameserver_address
         consumer: aio.PushConsumer | aio.PullConsumer
         if handler is None:
@@ -168,7 +177,5 @@ def _close_aio(client: _AioClient, loop: asyncio.AbstractEventLoop) -> None:
         loop.run_until_complete(client.close())
 
 
-def _names(topics: Mapping[str, Any] | Iterable[str] | str) -> list[str]:
-    if isinstance(topics, str):
-        return [topics] if topics else []
-    return list(topics)
+def _names(topics: Topics) -> list[str]:
+    return list(wanted_of(topics))

@@ -56,13 +56,13 @@ class Faults:
     @contextmanager
     def unreachable(self) -> Iterator[None]:
         """Inside of this nobody reaches the broker: connections are cut, new ones refused."""
-        gate = self._broker.gate
-        gate.is_closed = True
-        self._broker.cut_all()
+        self._broker.gate.is_closed = True
+        if self._broker.is_up:
+            self._broker.cut_all()
         try:
             yield
         finally:
-            gate.is_closed = False
+            self._broker.gate.is_closed = False  # perhaps it was started anew meanwhile
 
     def _order(self, action: Action, kind: str | int, count: int, seconds: float = 0.0) -> Order:
         if count < 1:

@@ -36,6 +36,11 @@ class Readers:
             taken = set().union(*((state.shares or {}).get(broker_name, ()) for state in members))
             for topic in topics & self.queue_counts.keys():
                 if any((topic, number) not in taken for number in range(self.queue_counts[topic])):
+                    if any(state.topics != topics for state in members):
+                        return (
+                            f"the members of {group} subscribe to different topics, so messages "
+                            f"of {topic} stay unread: give each a group of its own"
+                        )
                     return f"the members of {group} have not divided {topic} yet"
         return ""
 

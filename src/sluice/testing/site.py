@@ -22,6 +22,7 @@ from sluice.broker.attributes import altered
 from sluice.broker.server import Broker
 from sluice.broker.topics import TopicSettings
 from sluice.client.core.messages import ReceivedMessage, read_pulled
+from sluice.client.core.subscriptions import Topics
 from sluice.client.sync.consumers import PullConsumer, PushConsumer
 from sluice.client.sync.producers import Producer, TransactionProducer
 from sluice.config import BrokerConfig, NameserverConfig, settings_of
@@ -93,6 +94,7 @@ class NameserverSite:
 
     def __init__(self) -> None:
         self._host = Host("sluice-test-nameserver")
+        self.group_numbers: dict[Any, int] = {}  # of the groups that consumers get by default
         self.nameserver: Nameserver = self._host.run(self._start(0))
         self.address = self.nameserver.address
 
@@ -163,6 +165,11 @@ class LiveBroker:
         return f"127.0.0.1:{self._ports['kafka_port']}"
 
     @property
+    def group_numbers(self) -> dict[Any, int]:
+        """Which default group has what topics; brokers beside each other share the groups."""
+        return self._nameserver.group_numbers
+
+    @property
     def name(self) -> str:
         """The broker's name, as routes and queues have it."""
         return self._broker.config.broker_name
@@ -185,7 +192,10 @@ class LiveBroker:
         self.is_up = True
 
     async def _start(self, config: BrokerConfig) -> None:
-        self._gate = Gate()
+        gate = Gate()
+        if self._ports:  # what was ordered of the network outlasts a process
+            gate.orders, gate.is_closed = self._gate.orders, self._gate.is_closed
+        self._gate = gate
         self._watch()
         self._broker = broker = Broker(
             config, files=self._files, now_ms=self._now_ms, gate=self._gate.before
@@ -287,16 +297,16 @@ class LiveBroker:
         return self.clients.transaction_producer(checker, options)
 
     def consumer(
-        self, topics: Mapping[str, Any] | str, handler: Callable[[Any], Any], **options: Any
+        self, topics: Topics, handler: Callable[[Any], Any], **options: Any
     ) -> PushConsumer:
         """A consumer that hands messages to a function; it has its queues when this returns.
 
         Unlike `sluice.PushConsumer` it begins at the first message, and makes its topics where they
-        are missing.
+        are missing. Without a `group`, consumers of the same topics share one.
         """
         return self.clients.push_consumer(topics, handler, options)
 
-    def pull_consumer(self, topics: Mapping[str, Any] | str = "", **options: Any) -> PullConsumer:
+    def pull_consumer(self, topics: Topics = "", **options: Any) -> PullConsumer:
         """A consumer that is asked for messages; it begins at the first one."""
         return self.clients.pull_consumer(topics, options)
 
@@ -311,16 +321,14 @@ class LiveBroker:
         return await self.clients.aio_transaction_producer(checker, options)
 
     async def aio_consumer(
-        self, topics: Mapping[str, Any] | str, handler: Callable[[Any], Any], **options: Any
+        self, topics: Topics, handler: Callable[[Any], Any], **options: Any
     ) -> aio.PushConsumer:
         """A consumer for asyncio; the handler is a function or a coroutine function."""
         found = await self.clients.aio_consumer(topics, handler, options)
         assert isinstance(found, aio.PushConsumer)
         return found
 
-    async def aio_pull_consumer(
-        self, topics: Mapping[str, Any] | str = "", **options: Any
-    ) -> aio.PullConsumer:
+    async def aio_pull_consumer(self, topics: Topics = "", **options: Any) -> aio.PullConsumer:
         """A consumer for asyncio that is asked for messages."""
         found = await self.clients.aio_consumer(topics, None, options)
         assert isinstance(found, aio.PullConsumer)

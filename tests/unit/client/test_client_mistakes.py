@@ -11,11 +11,17 @@ from typing import Any
 import pytest
 
 from sluice import Producer as BlockingProducer
-from sluice.aio import Producer, PullConsumer, PushConsumer
+from sluice.aio import Observer, Producer, PullConsumer, PushConsumer
 from sluice.client.aio.verdicts import verdict_of
 from sluice.client.core.messages import Message, ReceivedMessage, SendStatus
 from sluice.client.sync.futures import SendFuture
-from sluice.errors import ClientClosed, HandlerFailed, MessageInvalid, SendFailed
+from sluice.errors import (
+    ClientClosed,
+    HandlerFailed,
+    MessageInvalid,
+    MessageTooLarge,
+    SendFailed,
+)
 from sluice.protocol.json_members import MessageQueue
 from sluice.protocol.remoting_codes import RequestCode as Request
 from tests.unit.client.admin_kit import Site
@@ -172,6 +178,34 @@ def test_what_nobody_expected_ends_the_send(monkeypatch: pytest.MonkeyPatch) -> 
                 with pytest.raises(SendFailed, match="unheard of"):
                     await producer.send(Message("orders", "x"))
             assert (await producer.send(Message("orders", "x"))).status is SendStatus.OK
+
+    run_once(work())
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_a_batch_goes_where_its_sharding_key_says(is_watched: bool) -> None:
+    async def work() -> None:
+        observers = [Observer()] if is_watched else []
+        async with (
+            fake_cluster(a=stored, b=stored) as cluster,
+            Producer(cluster.nameserver, observers=observers) as producer,
+        ):
+            for key in ("order-1", "order-2", "order-3"):
+                alone = await producer.send(Message("orders", "x", sharding_key=key))
+                for _ in range(4):
+                    batch = [Message("orders", f"{n}", sharding_key=key) for n in range(2)]
+                    results = await producer.send_batch(message for message in batch)
+                    assert {result.queue for result in results} == {alone.queue}
+            two = [Message("orders", "x", sharding_key=key) for key in ("order-1", "order-2")]
+            with pytest.raises(MessageInvalid, match="'order-1' and 'order-2' may have two"):
+                await producer.send_batch(two)
+            queue = (await producer.queues("orders"))[0]
+            assert (await producer.send_batch(two, queue=queue))[0].queue == queue
+            wrong: Any = Message("orders", "x")
+            with pytest.raises(MessageInvalid, match="a list of messages"):
+                await producer.send_batch(wrong)
+            with pytest.raises(MessageTooLarge, match="send it in parts"):
+                await producer.send_batch([Message("orders", "x" * 4_000_000)] * 2)
 
     run_once(work())
 

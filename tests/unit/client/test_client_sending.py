@@ -348,8 +348,8 @@ def test_nameservers_from_the_environment_and_an_address_server(
         line = await reader.readline()
         while (await reader.readline()).strip():
             pass
-        body = f"{site.nameserver.address}\n".encode()
-        status = b"200 OK" if b"/nsaddr " in line else b"404 Not Found"
+        body = b"" if b"?empty" in line else f"{site.nameserver.address}\n".encode()
+        status = b"200 OK" if b"/nsaddr" in line else b"404 Not Found"
         writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
         await writer.drain()
         writer.close()
@@ -364,10 +364,40 @@ def test_nameservers_from_the_environment_and_an_address_server(
             await producer.send(Message("ByName", b"x"))
         with pytest.raises(NoNameserver, match="404"):
             await Producer(nameserver_url=f"{root}/other").start()
+        with pytest.raises(NoNameserver, match="lists no nameserver"):
+            await Producer(nameserver_url=f"{root}/nsaddr?empty").start()
         with pytest.raises(ConfigError, match="http"):
-            await Producer(nameserver_url="ftp://x").start()
+            Producer(nameserver_url="ftp://x")
         server.close()
 
+    run_once(work())
+
+
+def test_nameservers_that_were_given_outlast_an_address_server(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: Counter[bytes] = Counter()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked[(await reader.readline()).split()[1]] += 1
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n127.0.0.1:1\n")
+        await writer.drain()
+        writer.close()
+
+    async def work() -> None:
+        monkeypatch.setattr("sluice.client.aio.session._ADDRESS_SERVER_SECONDS", 0.001)
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with (
+            Producer(site.nameserver.address, nameserver_url=f"{url}/given") as producer,
+            Producer(nameserver_url=f"{url}/asked"),
+        ):
+            await until(lambda: asked[b"/asked"] > 5)
+            assert asked[b"/given"] == 0
+            await producer.send(Message("Outlasts", b"x"))
+        server.close()
+
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     run_once(work())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -255,11 +256,22 @@ def test_nameservers_in_order_of_precedence() -> None:
         ({"group": "g", "orderly": 1}, "orderly: bool, not int"),
         ({"group": "g", "start_timestamp": "today"}, "start_timestamp: int or float or datetime"),
         ({"group": "g", "secret_key": 12345, "access_key": "k"}, "secret_key: str, not int"),
+        ({"group": "g", "start_timestamp": 1.5}, "counts with start_at='timestamp' only"),
+        ({"group": "g", "start_timestamp": datetime.now(), "start_at": "first"}, "give both"),
+        ({"group": "g", "pull_wait_ms": 0}, "pull_wait_ms"),
+        ({"group": "g", "nameserver_url": "https://h/x"}, "nameserver_url 'https://h/x': http://"),
+        ({"group": "g", "nameserver_url": "http://h:x/y"}, "nameserver_url"),
     ],
 )
 def test_settings_that_cannot_be(options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_settings(PushSettings, "h:1", None, {}, options)
+
+
+@pytest.mark.parametrize("name", ["waiting_max", "default_queue_count", "compress_bytes_min"])
+def test_settings_of_a_producer_that_cannot_be(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        make_settings(ProducerSettings, "h:1", None, {}, {name: -1})
 
 
 @pytest.mark.parametrize(

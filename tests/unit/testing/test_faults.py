@@ -326,3 +326,23 @@ def test_a_test_may_end_in_the_middle_of_a_fault(sluice_broker_factory: BrokerFa
     broker.files.hold_fsync()
     sluice_broker_factory.close()
     assert not broker.directory.exists()
+
+
+def test_faults_of_the_network_outlast_a_restart(
+    sluice_broker: LiveBroker, sluice_faults: Faults
+) -> None:
+    producer = sluice_broker.producer(tries_max=1, send_ms=2_000)
+    producer.send(Message("orders", "before"))
+    sluice_faults.kill()
+    order = sluice_faults.cut("send")
+    sluice_faults.restart()
+    with pytest.raises(SendFailed):
+        producer.send(Message("orders", "lost"))
+    assert order.hits == 1
+    producer.send(Message("orders", "after"))
+    with sluice_faults.unreachable():
+        sluice_broker.restart()
+        with pytest.raises(SendFailed):
+            producer.send(Message("orders", "nobody gets through"))
+    producer.send(Message("orders", "reached"))
+    assert bodies(sluice_broker) == [b"before", b"after", b"reached"]

@@ -340,3 +340,26 @@ def test_the_shared_broker_is_the_same_one(sluice_shared_broker: LiveBroker) -> 
     producer = sluice_shared_broker.producer()
     producer.send(Message("shared-topic", "x"))
     assert set(bodies(sluice_shared_broker, "shared-topic")) == {b"x"}
+
+
+def test_consumers_of_different_topics_do_not_miss_messages(sluice_broker: LiveBroker) -> None:
+    orders: list[bytes] = []
+    payments: list[bytes] = []
+    sluice_broker.consumer("orders", lambda message: orders.append(message.body))
+    sluice_broker.consumer("orders", lambda message: orders.append(message.body))
+    sluice_broker.consumer("payments", lambda message: payments.append(message.body))
+    producer = sluice_broker.producer()
+    for number in range(8):
+        producer.send(Message("orders", f"{number}"))
+        producer.send(Message("payments", f"{number}"))
+    sluice_broker.clock.limit_seconds = 20
+    sluice_broker.settle()
+    assert (len(orders), len(payments)) == (8, 8)
+
+
+def test_settling_says_that_members_want_different_topics(sluice_broker: LiveBroker) -> None:
+    for topic in ("orders", "payments"):
+        sluice_broker.consumer(topic, lambda message: None, group="one")
+    sluice_broker.clock.limit_seconds = 0.3
+    with pytest.raises(TimeoutError, match="give each a group of its own"):
+        sluice_broker.settle()

@@ -28,7 +28,8 @@ async def fetch_nameservers(url: str) -> str:
         async with asyncio.timeout(_SECONDS):
             return await _get(parts.hostname, parts.port or 80, path, parts.netloc)
     except (OSError, TimeoutError, ValueError) as error:
-        raise NoNameserver(f"the address server {url} gave no nameservers: {error}") from error
+        reason = str(error) or f"no answer within {_SECONDS:g} s"
+        raise NoNameserver(f"the address server {url} gave no nameservers: {reason}") from error
 
 
 async def _get(host: str, port: int, path: str, shown: str) -> str:

@@ -26,6 +26,7 @@ log_lines = logging.getLogger("sluice.client")
 
 _FIRST_DELAY_LEVEL: Final = 3
 _DELAY_LEVEL_MAX: Final = 18
+_FOR_EVER: Final = (1 << 31) - 1  # brokers know no -1: Apache's make a dead letter of it at once
 # What the copy does not take along: it is the broker's, or of the message's earlier life.
 _DROPPED: Final = (
     *("DELAY", "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "__CRC32#", "CLUSTER", "POP_CK"),
@@ -38,6 +39,8 @@ class GivingBack:
 
     def __init__(self, consumer: PushConsumer) -> None:
         self._consumer = consumer
+        tries_max = consumer.push.tries_max
+        self._tries_max = tries_max if tries_max >= 0 else _FOR_EVER
 
     async def give(self, message: ReceivedMessage) -> bool:
         """Give a message back; False where neither way worked."""
@@ -49,7 +52,7 @@ class GivingBack:
             "originMsgId": message.message_id,
             "originTopic": message.topic,
             "unitMode": "false",
-            "maxReconsumeTimes": consumer.push.tries_max,
+            "maxReconsumeTimes": self._tries_max,
             "bname": message.broker_name,
         }
         try:
@@ -99,7 +102,7 @@ class GivingBack:
             "i": records.format_properties(properties).decode(),
             "j": times + 1,
             "k": "false",
-            "l": consumer.push.tries_max,
+            "l": self._tries_max,
             "m": "false",
             "n": queue.broker_name,
         }

@@ -17,8 +17,10 @@ from datetime import datetime
 from typing import Any, Final
 
 from sluice.client.aio.bulk_pulls import Backlog, must_wait
+from sluice.client.aio.expressions import check_expression
 from sluice.client.aio.offset_file import OffsetFile
 from sluice.client.aio.pulls import Asked, Pulled, ask, ask_on, read_answer
+from sluice.client.aio.resets import install_resets
 from sluice.client.aio.session import Session, make_client_id
 from sluice.client.core.allocation import Strategy, strategy_of
 from sluice.client.core.messages import RETRY_PREFIX
@@ -37,10 +39,9 @@ from sluice.errors import (
 )
 from sluice.link import RemotingLink
 from sluice.net import own_address
-from sluice.protocol.json_members import MessageQueue, as_number, read_object, read_queue_keys
+from sluice.protocol.json_members import MessageQueue
 from sluice.protocol.remoting import RemotingCommand
 from sluice.protocol.remoting_clients import (
-    SQL92,
     ConsumerData,
     Heartbeat,
     LockRequest,
@@ -69,12 +70,13 @@ _RELOCK_SECONDS: Final = 20.0
 class Lane:
     """A queue of this member, and the task that pulls it."""
 
-    __slots__ = ("backlog", "process", "read_from", "room", "task", "work")
+    __slots__ = ("backlog", "is_gone", "process", "read_from", "room", "task", "work")
 
     def __init__(self, process: ProcessQueue) -> None:
         self.process = process
         self.backlog = Backlog()
         self.read_from = 0  # which copy of the broker
+        self.is_gone = False  # its broker said that there is no such topic
         self.room = asyncio.Event()  # set when it may be that there is room again
         self.task: asyncio.Task[Any] | None = None
         self.work: asyncio.Task[Any] | None = None  # of an ordered consumer
@@ -92,6 +94,7 @@ class Member:
     commits_by_pull = True
     is_lite = False  # what is wanted goes with every pull
     locks_queues = False
+    commits_alone = True  # False: only what the user commits is committed
 
     def __init__(
         self, settings: ConsumerSettings, allocation: str | Strategy = "averagely"
@@ -110,9 +113,8 @@ class Member:
         self._file: OffsetFile | None = None
         self._file_offsets: dict[MessageQueue, int] = {}
         self._is_closing = False
-        requests = self.session.requests
-        requests[Request.NOTIFY_CONSUMER_IDS_CHANGED] = self._members_changed
-        requests[Request.RESET_CONSUMER_CLIENT_OFFSET] = self._reset_offsets
+        self.session.requests[Request.NOTIFY_CONSUMER_IDS_CHANGED] = self._members_changed
+        install_resets(self)
 
     # ------------------------------------------------------------------------------- start, stop
 
@@ -149,23 +151,7 @@ class Member:
         if route.queues and not read_queues(route, topic):
             text = "%s: no queue of %s may be read (its permission): nothing comes until one may"
             log_lines.warning(text, self.group, topic)
-        await self._check_expression(self.subscriptions[topic])
-
-    async def _check_expression(self, subscription: Subscription) -> None:
-        """Have a broker look at an SQL expression, before nothing comes and nobody knows why."""
-        if subscription.expression_type != SQL92:
-            return
-        import orjson
-
-        body = {
-            "clientId": self.session.client_id,
-            "group": self.group,
-            "subscriptionData": subscription.members(),
-        }
-        for address in self.session.broker_addresses[:1]:
-            what = f"the expression {subscription.expression!r} on {subscription.topic}"
-            data = orjson.dumps(body)
-            await self.session.done(address, Request.CHECK_CLIENT_CONFIG, body=data, what=what)
+        await check_expression(self.session, self.group, self.subscriptions[topic])
 
     async def stop_member(self) -> None:
         """Give all queues back, with what is done committed, and leave the group."""
@@ -186,6 +172,22 @@ class Member:
         for lane in self.lanes.values():
             lane.process.is_dropped = True
         await self.session.close()
+
+    async def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until somebody closes the consumer; False where that took too long."""
+        closed = self.session.closed
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await closed.wait()
+        return closed.is_set()
+
+    @property
+    def client_id(self) -> str:
+        return self.session.client_id
+
+    def assignment(self) -> list[MessageQueue]:
+        """The queues that are read now."""
+        return sorted(self.lanes)
 
     def _heartbeat(self, address: str) -> Heartbeat:
         consumer = ConsumerData(
@@ -241,7 +243,8 @@ class Member:
             try:
                 route = await self.session.route(topic)
             except TopicMissing:
-                await self._apply(topic, [])
+                # A nameserver that was started anew hears of it later: what brokers serve is read.
+                await self._apply(topic, [q for q, lane in self.lanes.items() if not lane.is_gone])
                 settled = False  # it may be made any time
                 continue
             queues = sorted(read_queues(route, topic))
@@ -322,8 +325,9 @@ class Member:
         lane.process.is_dropped = True
         del self.lanes[lane.queue]
         await self.lane_dropped(lane)
-        with contextlib.suppress(SluiceError):
-            await self._commit(lane.process, answered=True)
+        if self.commits_alone:
+            with contextlib.suppress(SluiceError):
+                await self._commit(lane.process, answered=True)
         if self.locks_queues:
             await self._unlock([lane.queue])
 
@@ -364,6 +368,7 @@ class Member:
             if asked is None:
                 asked = await ask(self, lane)
             found = read_answer(self, lane, asked, await asked.answer)
+            lane.is_gone = False
             if process is not lane.process or (self.locks_queues and not self._is_locked(process)):
                 following = None
             else:
@@ -382,6 +387,7 @@ class Member:
             await asyncio.sleep(_AGAIN_SECONDS * 5)
         except SluiceError as error:
             log_lines.warning("%s: reading %s: %s", self.group, lane.queue, error)
+            lane.is_gone = isinstance(error, TopicMissing)
             await asyncio.sleep(_AGAIN_SECONDS)
             if isinstance(error, LinkError):
                 await self._look_again(lane.queue.topic)
@@ -436,6 +442,13 @@ class Member:
         lane.process.locked_until = old.locked_until
         lane.process.is_paused = old.is_paused
         lane.room.set()
+
+    def pull_from(self, lane: Lane, offset: int) -> None:
+        """`go_to`, and do not wait for a pull that may be held at the old place."""
+        self.go_to(lane, offset)
+        if lane.task is not None:
+            lane.task.cancel()
+        lane.task = self.session.spawn(self._pull_lane(lane))
 
     # ----------------------------------------------------------------------------------- offsets
 
@@ -535,19 +548,6 @@ class Member:
         async with self._writing:  # two at a time would write into each other's
             offsets = dict(self._file_offsets)
             await asyncio.get_running_loop().run_in_executor(None, file.write, offsets)
-
-    def _reset_offsets(self, link: RemotingLink, command: RemotingCommand) -> None:
-        """An administrator sends the group elsewhere."""
-        if command.ext.get("group") != self.group:
-            return
-        table = read_queue_keys(read_object(command.body), "offsetTable")
-        for queue, value in table.items():
-            lane = self.lanes.get(queue)
-            if lane is not None:
-                offset = as_number(value, "an offset")
-                log_lines.warning("%s: %s is reset to %d", self.group, queue, offset)
-                self.go_to(lane, offset)
-        self.session.spawn(self.commit_all())
 
     # ------------------------------------------------------------------------------------- locks
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from sluice.client.aio.batching import Batcher, Results, Ticket
 from sluice.client.aio.observers import EndedTransaction, Observer
-from sluice.client.core.ids import UniqueKeys
+from sluice.client.core.ids import UniqueKeys, key_of
 from sluice.client.core.messages import Message, SendResult
 from sluice.client.core.transactions import TransactionState
 from sluice.clock import wall_ms
@@ -76,6 +76,13 @@ class Watch:
         for observer in self._observers:
             message = observer.sending(message, message_id)
         return message, message_id
+
+    def sending_oneway(self, message: Message) -> tuple[Message, bytes]:
+        """What goes out, and the id that it gets: no answer will tell another one."""
+        mark = self._keys.mark(wall_ms())
+        for observer in self._observers:
+            message = observer.sending(message, key_of(mark))
+        return message, mark
 
     def sent(
         self,
@@ -141,3 +148,17 @@ async def send_watched(
     for message, (_, message_id), result in zip(messages, rows, results, strict=True):
         watch.sent(message, message_id, result, None, begun)
     return results
+
+
+async def send_oneway_watched(
+    watch: Watch, message: Message, send: Callable[..., Awaitable[None]]
+) -> None:
+    """Send a message that gets no answer, shown to the observers: without a result."""
+    begun = time.monotonic()
+    changed, mark = watch.sending_oneway(message)
+    try:
+        await send(changed, mark=mark)
+    except BaseException as error:
+        watch.sent(message, key_of(mark), None, error, begun)
+        raise
+    watch.sent(message, key_of(mark), None, None, begun)

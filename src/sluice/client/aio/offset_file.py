@@ -6,9 +6,12 @@ as a whole: after a crash it is the old one or the new one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
+from typing import Final
 
 import orjson
 
@@ -20,6 +23,8 @@ from sluice.protocol.json_members import (
     read_object,
     read_queue_keys,
 )
+
+_numbers: Final = count(1)
 
 
 class OffsetFile:
@@ -48,7 +53,8 @@ class OffsetFile:
     def write(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Keep these; raises ConfigError where the disk does not take them."""
         data = orjson.dumps({"offsetTable": queue_keys(sorted(offsets.items()))})
-        beside = self.path.with_suffix(".tmp")
+        # Several processes of a machine may have the file: each writes its own beside it.
+        beside = self.path.with_name(f"offsets.{os.getpid()}.{next(_numbers)}.tmp")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with beside.open("wb") as file:
@@ -57,4 +63,6 @@ class OffsetFile:
                 os.fsync(file.fileno())
             beside.replace(self.path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                beside.unlink()
             raise ConfigError(f"{self.path}: cannot be written: {error.strerror}") from error

@@ -32,8 +32,17 @@ from sluice.client.core.messages import (
 from sluice.client.core.recalls import read_handle
 from sluice.client.core.refusals import refusal
 from sluice.client.core.routes import AUTO_CREATE_TOPIC, Publishing, write_queues
-from sluice.client.core.selectors import Selector
-from sluice.client.core.sends import Tries, check_queue, check_size, choose_queue, fixed_queue
+from sluice.client.core.selectors import Selector, hash_selector
+from sluice.client.core.sends import (
+    Tries,
+    batch_key,
+    batch_of,
+    check_batch_size,
+    check_queue,
+    check_size,
+    choose_queue,
+    fixed_queue,
+)
 from sluice.client.core.settings import ProducerSettings, check_topic, make_settings
 from sluice.clock import wall_ms
 from sluice.errors import (
@@ -200,32 +209,23 @@ class Sender:
 
     async def send_batch(
         self,
-        messages: Sequence[Message],
+        messages: Iterable[Message],
         *,
         queue: MessageQueue | None = None,
         timeout_ms: int = 0,
     ) -> list[SendResult]:
-        """Send messages of one topic in one request; all of them are stored, or none."""
+        """Send messages of one topic and one sharding key together: all are stored, or none."""
         self.session.check_open()
-        if not messages or any(type(message) is not Message for message in messages):
-            raise MessageInvalid("a batch is a list of messages that is not empty")
+        messages = batch_of(messages)
         topic = messages[0].topic
         check_queue(queue, topic)
-        for message in messages:
-            if message.topic != topic:
-                raise MessageInvalid(f"a batch has one topic, not {topic} and {message.topic}")
-            if not message.is_plain:
-                raise MessageInvalid("delayed and transactional messages go alone, in no batch")
-        bodies = [message.body for message in messages]
-        tails = [message.wire_tail() for message in messages]
+        if queue is None and (key := batch_key(messages)) is not None:
+            queue = hash_selector((await self.publishing(topic)).queues, key, None)
+        bodies, tails = [each.body for each in messages], [each.wire_tail() for each in messages]
         for message, tail in zip(messages, tails, strict=True):
             check_size(message, KEY_BYTES + len(tail), self._body_bytes_max)
         size_bytes = KEYED_BYTES * len(messages) + sum(map(len, bodies)) + sum(map(len, tails))
-        if size_bytes > self._body_bytes_max:
-            raise MessageInvalid(
-                f"a batch of {size_bytes} bytes is over {self._body_bytes_max} "
-                "(message_bytes_max); send it in parts"
-            )
+        check_batch_size(size_bytes, self._body_bytes_max)
         future: asyncio.Future[SentBatch] = self._loop.create_future()
         flags = {index: each.flag for index, each in enumerate(messages) if each.flag}
         self._send_batch(topic, 0, bodies, tails, flags, future, queue, timeout_ms)
@@ -238,20 +238,20 @@ class Sender:
         queue: MessageQueue | None = None,
         selector: Selector | None = None,
         argument: Any = None,
+        mark: bytes = b"",
     ) -> None:
-        """Send without an answer: nobody learns whether it is stored."""
+        """Send without an answer: nobody learns whether it is stored. `mark`: the id it gets."""
         self.session.check_open()
         if type(message) is not Message:
             raise MessageInvalid(f"send takes a Message, not {type(message).__name__}")
         publishing = await self.publishing(message.topic)
         chosen = fixed_queue(message, publishing.queues, queue, selector, argument)
-        if chosen is None:
-            chosen = choose_queue(publishing, self._faults, "", self._loop.time() * 1000)
+        chosen = chosen or choose_queue(publishing, self._faults, "", self._loop.time() * 1000)
         link = await self.session.link(await self._address(publishing, chosen))
         await link.room()
         link.check_open()
         now_ms = wall_ms()
-        properties = self._keys.mark(now_ms) + message.wire_tail()
+        properties = (mark or self._keys.mark(now_ms)) + message.wire_tail()
         check_size(message, len(properties), self._body_bytes_max)
         template = self._template(chosen, SEND, 0, message.flag)
         link.transmit_oneway(template, now_ms, properties, message.body)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -27,8 +28,22 @@ from sluice.protocol.json_members import MessageQueue
 from sluice.protocol.remoting_codes import RequestCode as Request
 
 _POLL_SECONDS: Final = 5.0
+log_lines = logging.getLogger("sluice.client")
 Expression = str | Sql | Sequence[str]
 Ahead = tuple[ProcessQueue, ReceivedMessage]
+
+
+def check_queue(queue: MessageQueue) -> MessageQueue:
+    if not isinstance(queue, MessageQueue):
+        raise ParameterInvalid(f"{queue!r} is no queue; take some of `consumer.queues(topic)`")
+    return queue
+
+
+def check_offset(offset: object) -> None:
+    if not isinstance(offset, int) or isinstance(offset, bool):
+        raise ParameterInvalid(f"offset {offset!r} is no number")
+    if offset < 0:
+        raise ParameterInvalid(f"offset {offset} is below 0")
 
 
 class PullConsumer(Member):
@@ -55,6 +70,7 @@ class PullConsumer(Member):
         settings = make_settings(PullSettings, nameservers, properties, os.environ, options)
         super().__init__(settings, allocation)
         self.pull = settings
+        self.commits_alone = settings.auto_commit
         self._assigned: set[MessageQueue] | None = None
         self._handed: list[tuple[ProcessQueue, list[ReceivedMessage]]] = []
         self._ahead: deque[Ahead] = deque()  # taken to be returned one by one
@@ -70,6 +86,7 @@ class PullConsumer(Member):
     async def start(self) -> None:
         await self.start_member()
         self._is_started = True
+        self._tell_missing()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -87,7 +104,7 @@ class PullConsumer(Member):
         self._news.set()  # who waits for messages learns that none will come
 
     async def commit_all(self, *, answered: bool = False) -> None:
-        if self.pull.auto_commit:
+        if self.commits_alone:
             await super().commit_all(answered=answered)
 
     # --------------------------------------------------------------------------- what is its own
@@ -103,7 +120,7 @@ class PullConsumer(Member):
             await self.rebalance()
 
     async def unsubscribe(self, topic: str) -> None:
-        """Read a topic no more; what is handled of it is committed."""
+        """Read a topic no more; what is handled of it is committed (with `auto_commit`)."""
         if self.subscriptions.pop(topic, None) is not None:
             async with self._balancing:
                 for lane in [each for each in self.lanes.values() if each.queue.topic == topic]:
@@ -114,7 +131,7 @@ class PullConsumer(Member):
         """Read exactly these queues, whoever else does; no other is read any more."""
         if self.subscriptions and self._assigned is None:
             raise ConfigError("a consumer either subscribes or assigns")
-        self._assigned = set(queues)
+        self._assigned = {check_queue(queue) for queue in queues}
         for topic in {queue.topic for queue in self._assigned} - self.subscriptions.keys():
             self.subscribe_to(make_subscription(topic, "*", self.version()))
             if self._is_started:
@@ -122,15 +139,18 @@ class PullConsumer(Member):
         if self._is_started:
             await self.session.heartbeat()
             await self.rebalance()
+            self._tell_missing()
+
+    def _tell_missing(self) -> None:
+        """Say which of the assigned queues there are not, or not yet."""
+        for queue in sorted((self._assigned or set()) - self.lanes.keys()):
+            text = "%s: %s is assigned and cannot be read now: does it exist, and may it be read?"
+            log_lines.warning(text, self.group, queue)
 
     async def _allocated(self, topic: str, queues: list[MessageQueue]) -> list[MessageQueue] | None:
         if self._assigned is not None:
             return [queue for queue in queues if queue in self._assigned]
         return await super()._allocated(topic, queues)
-
-    def assignment(self) -> list[MessageQueue]:
-        """The queues that are read now."""
-        return sorted(self.lanes)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """All queues of a topic, whoever reads them."""
@@ -253,13 +273,8 @@ class PullConsumer(Member):
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on at an offset; what was fetched ahead is dropped."""
-        if offset < 0:
-            raise ParameterInvalid(f"offset {offset} is below 0")
-        lane = self._lane(queue)
-        self.go_to(lane, offset)
-        if lane.task is not None:
-            lane.task.cancel()  # it may be waiting at the old place
-        lane.task = self.session.spawn(self._pull_lane(lane))
+        check_offset(offset)
+        self.pull_from(self._lane(queue), offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
         self.seek(queue, await self.offset_of(queue, Request.GET_MIN_OFFSET))
@@ -282,8 +297,8 @@ class PullConsumer(Member):
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Return nothing of these queues until `resume`."""
         for queue in queues:
-            self._paused.add(queue)
             self._lane(queue).process.is_paused = True
+            self._paused.add(queue)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         for queue in queues:
@@ -295,8 +310,15 @@ class PullConsumer(Member):
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Commit all that was returned, or these offsets; the broker has it when this returns."""
         if offsets is not None:
+            if not isinstance(offsets, Mapping):
+                raise ParameterInvalid("commit takes a table of queues and offsets, or nothing")
+            for queue, offset in offsets.items():
+                check_queue(queue)
+                check_offset(offset)
             for queue, offset in offsets.items():
                 await self.commit_offset(queue, offset, answered=True)
+                if queue in self.lanes:
+                    self.lanes[queue].process.committed_offset = offset
             return
         self._settle()
         for lane in list(self.lanes.values()):

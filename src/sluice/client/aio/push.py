@@ -433,8 +433,7 @@ class PushConsumer(Member):
             process = lane.process
             if process.is_dropped and self.lanes.get(lane.queue) is not lane:
                 return
-            ready = process.waiting_count and not self._is_paused and not self._is_closing
-            if not ready or (self.locks_queues and not self._is_locked(process)):
+            if not self._may_take(process):
                 lane.room.clear()
                 if not process.waiting_count or self._is_closing or process.is_dropped:
                     with contextlib.suppress(TimeoutError):
@@ -444,6 +443,8 @@ class PushConsumer(Member):
                     await asyncio.sleep(0.1)
                 continue
             async with self._turns:
+                if not self._may_take(process):
+                    continue  # it changed while others had their turn
                 group = process.take(self.push.batch_size)
                 error = await self._call_in_order(group)
             if error is None:
@@ -453,6 +454,13 @@ class PushConsumer(Member):
                 self._progress.set()
             else:
                 await self._again_in_order(lane, process, group, error)
+
+    def _may_take(self, process: ProcessQueue) -> bool:
+        """Whether the next messages of an ordered queue may go to the handler now."""
+        is_stopped = self._is_paused or self._is_closing or process.is_dropped
+        if is_stopped or not process.waiting_count:
+            return False
+        return not self.locks_queues or self._is_locked(process)
 
     async def _call_in_order(self, group: list[ReceivedMessage]) -> BaseException | None:
         worker = Worker(asyncio.current_task())

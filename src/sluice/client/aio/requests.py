@@ -10,19 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from sluice.client.aio.observed_sends import (
     GuardedObserver,
     ObservedBatcher,
     Watch,
+    send_oneway_watched,
     send_watched,
 )
 from sluice.client.aio.producer import Sender
-from sluice.client.core.messages import Message, ReceivedMessage, Reply, SendResult
-from sluice.errors import MessageInvalid, NoReply
+from sluice.client.core.messages import Message, ReceivedMessage, Reply, SendResult, unpacked
+from sluice.client.core.selectors import Selector
+from sluice.client.core.sends import batch_of
+from sluice.errors import MessageInvalid, NoReply, ProtocolError
 from sluice.link import RemotingLink
 from sluice.protocol import records
 from sluice.protocol.client_frames import SEND_REPLY
@@ -58,16 +61,32 @@ class Producer(Sender):
 
     async def send_batch(
         self,
-        messages: Sequence[Message],
+        messages: Iterable[Message],
         *,
         queue: MessageQueue | None = None,
         timeout_ms: int = 0,
     ) -> list[SendResult]:
         """Send messages of one topic in one request; all of them are stored, or none."""
         send = partial(super().send_batch, queue=queue, timeout_ms=timeout_ms)
-        if self._watch is None or any(type(message) is not Message for message in messages):
+        if self._watch is None:
             return await send(messages)
-        return await send_watched(self._watch, messages, send)
+        return await send_watched(self._watch, batch_of(messages), send)
+
+    async def send_oneway(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        argument: Any = None,
+        mark: bytes = b"",
+    ) -> None:
+        """Send without an answer: nobody learns whether it is stored. `mark`: the id it gets."""
+        send = partial(super().send_oneway, queue=queue, selector=selector, argument=argument)
+        if self._watch is None or mark or type(message) is not Message:
+            await send(message, mark=mark)
+        else:
+            await send_oneway_watched(self._watch, message, send)
 
     async def ask(self, message: Message, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Reply:
         """Send a request and wait for its reply; raises NoReply."""
@@ -103,7 +122,13 @@ class Producer(Sender):
         if waiting is None or waiting.done():
             log_lines.info("a reply comes too late: %s", properties.get("CORRELATION_ID"))
         else:
-            waiting.set_result(Reply(bytes(command.body), properties))
+            try:
+                # Java's clients pack replies from 4 KiB on, and brokers hand them on as they are.
+                sys_flag = int(command.ext.get("sysFlag") or 0)
+                waiting.set_result(Reply(unpacked(bytes(command.body), sys_flag), properties))
+            except (ProtocolError, ValueError) as error:
+                failure = ProtocolError(f"a reply came that cannot be read: {error}")
+                waiting.set_exception(failure)
         link.answer(command, Response.SUCCESS)
 
     async def reply(self, request: ReceivedMessage, body: bytes | str) -> SendResult:

@@ -74,6 +74,7 @@ class Session:
         self._greeted: set[str] = set()  # addresses that have had a heartbeat
         self._silent: set[str] = set()  # addresses that did not answer the last one
         self._state = "new"
+        self.closed = asyncio.Event()
         self.is_open = False
         self.requests: dict[int, OnRequest] = {}
         self.on_routes: list[Callable[[str], None]] = []
@@ -89,19 +90,26 @@ class Session:
             raise ClientClosed("a client is started once; make a new one")
         self._state = "open"
         self.is_open = True
-        if not self._nameservers and self.settings.nameserver_url:
-            await self._ask_address_server()
-        if not self._nameservers:
+        settings = self.settings
+        # Whoever names nameservers keeps them: an address server is asked where nobody did.
+        is_asked = not self._nameservers and bool(settings.nameserver_url)
+        try:
+            if is_asked:
+                await self._ask_address_server()
+            if not self._nameservers:
+                raise NoNameserver(
+                    f"the address server {settings.nameserver_url} lists no nameserver"
+                    if is_asked
+                    else "no nameserver is known; pass nameservers='host:9876', or set NAMESRV_ADDR"
+                )
+        except BaseException:
             self._state = "closed"
             self.is_open = False
-            raise NoNameserver(
-                "no nameserver is known; pass nameservers='host:9876', or set NAMESRV_ADDR"
-            )
-        settings = self.settings
+            raise
         self.repeat(_SWEEP_SECONDS, self._sweep)
         self.repeat(settings.route_ms / 1000, self._refresh_routes)
         self.repeat(settings.heartbeat_ms / 1000, self.heartbeat)
-        if settings.nameserver_url:
+        if is_asked:
             self.repeat(_ADDRESS_SERVER_SECONDS, self._ask_address_server)
 
     def check_open(self) -> None:
@@ -146,6 +154,7 @@ class Session:
         await end_tasks([*self._tasks, *self._opening.values(), *self._asking.values()])
         await asyncio.gather(*(link.close() for link in self.links.values()))
         self.links.clear()
+        self.closed.set()
 
     async def _sweep(self) -> None:
         now = asyncio.get_running_loop().time()

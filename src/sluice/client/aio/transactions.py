@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from sluice.client.aio.observers import EndedTransaction, Observer
@@ -68,13 +69,18 @@ class Transaction:
         """Roll back after an error, which counts more than that the broker does not hear of it: it
         asks the checker later.
         """
-        if self.state is not None:
-            return
+        if self.state is None:
+            await self.settle(TransactionState.ROLLBACK)
+
+    async def settle(self, state: TransactionState) -> None:
+        """End it after the local work is over. That nobody hears of it changes nothing: the broker
+        asks the checker, which says the same.
+        """
         try:
-            await self.rollback()
+            await self.end(state)
         except SluiceError as error:
-            text = "the rollback of %s was not told, its broker asks for it: %s"
-            log_lines.warning(text, self.message_id, error)
+            text = "the %s of %s was not told, its broker asks for it: %s"
+            log_lines.warning(text, state.name.lower(), self.message_id, error)
 
     async def end(self, state: TransactionState) -> None:
         """Tell the broker; where it does not hear it, it asks the checker later."""
@@ -149,8 +155,23 @@ class TransactionProducer(Producer):
         except BaseException:
             await transaction.give_up()
             raise
-        await transaction.end(state)
+        await transaction.settle(state)
         return transaction.result, state
+
+    @asynccontextmanager
+    async def transaction(self, message: Message) -> AsyncIterator[Transaction]:
+        """Commit the message when the block ends in order, roll it back when it raises.
+
+        What the block has decided itself stays so.
+        """
+        open_one = await self.begin(message)
+        try:
+            yield open_one
+        except BaseException:
+            await open_one.give_up()
+            raise
+        if open_one.state is None:
+            await open_one.commit()
 
     async def end(
         self,
@@ -162,8 +183,12 @@ class TransactionProducer(Producer):
         state: TransactionState,
         *,
         from_check: bool = False,
+        asked_over: RemotingLink | None = None,
     ) -> None:
-        """Tell a broker how a transaction ended. One-way, as RocketMQ has it."""
+        """Tell a broker how a transaction ended. One-way, as RocketMQ has it.
+
+        `asked_over`: the connection over which the broker asks for it, which is the way back.
+        """
         ext = {
             "topic": topic,
             "producerGroup": self.settings.group,
@@ -175,9 +200,12 @@ class TransactionProducer(Producer):
             "transactionId": transaction_id,
             "bname": broker_name,
         }
-        address = await self.session.address_of(broker_name, topic)
-        link = await self.session.link(address)
-        link.oneway(Request.END_TRANSACTION, ext)
+        if asked_over is not None and asked_over.is_open:
+            asked_over.oneway(Request.END_TRANSACTION, ext)
+        else:
+            address = await self.session.address_of(broker_name, topic)
+            link = await self.session.link(address)
+            link.oneway(Request.END_TRANSACTION, ext)
         told = EndedTransaction(topic, message_id, transaction_id, broker_name)
         for observer in self._observers:
             observer.ended(told, state, from_check=from_check)
@@ -185,9 +213,9 @@ class TransactionProducer(Producer):
     # ------------------------------------------------------------------------------------ checks
 
     def _asked(self, link: RemotingLink, command: RemotingCommand) -> None:
-        self.session.spawn(self._check(command))
+        self.session.spawn(self._check(link, command))
 
-    async def _check(self, command: RemotingCommand) -> None:
+    async def _check(self, link: RemotingLink, command: RemotingCommand) -> None:
         ext = command.ext
         queue = MessageQueue(ext.get("topic", ""), ext.get("bname", ""), 0)
         try:
@@ -206,5 +234,12 @@ class TransactionProducer(Producer):
             state = TransactionState.UNKNOWN
         message_id = message.message_id
         transaction_id = ext.get("transactionId") or message_id
-        name = queue.broker_name or next(iter(self._topics.values())).queues[0].broker_name
-        await self.end(name, topic, message_id, transaction_id, place, state, from_check=True)
+        try:
+            await self.end(
+                *(queue.broker_name, topic, message_id, transaction_id, place, state),
+                from_check=True,
+                asked_over=link,
+            )
+        except SluiceError as error:
+            text = "what became of %s was not told, its broker asks again: %s"
+            log_lines.warning(text, message_id, error)

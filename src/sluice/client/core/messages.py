@@ -322,7 +322,7 @@ class ReceivedMessage:
         if not self.sys_flag & _FLAG_COMPRESSED:
             return self.stored_body
         if self._body is None:
-            self._body = _unpacked(self.stored_body, self.sys_flag)
+            self._body = unpacked(self.stored_body, self.sys_flag)
         return self._body
 
     @property
@@ -556,7 +556,10 @@ def _of_entry(
     return message
 
 
-def _unpacked(body: bytes, sys_flag: int) -> bytes:
+def unpacked(body: bytes, sys_flag: int) -> bytes:
+    """A body as its producer gave it; raises ProtocolError where that cannot be had."""
+    if not sys_flag & _FLAG_COMPRESSED:
+        return body
     kind = sys_flag >> 8 & 7
     if kind not in (0, 3):
         name = {1: "LZ4", 2: "ZSTD"}.get(kind, "an unknown way")

@@ -7,7 +7,7 @@ is tried once: a second copy behind its successor would be worse than an error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from sluice.client.core.faults import FaultTable
@@ -44,6 +44,47 @@ def check_size(message: Message, properties_bytes: int, bytes_max: int) -> None:
             f"properties of {properties_bytes} bytes are over {PROPERTIES_BYTES_MAX}; "
             "put large values into the body"
         )
+
+
+def check_batch_size(size_bytes: int, bytes_max: int) -> None:
+    """Refuse a batch that no broker would take."""
+    if size_bytes > bytes_max:
+        raise MessageTooLarge(
+            f"a batch of {size_bytes} bytes is over {bytes_max} (message_bytes_max); "
+            "send it in parts"
+        )
+
+
+def batch_of(messages: Iterable[Message]) -> list[Message]:
+    """Messages that may go together in one request."""
+    try:
+        batch = list(messages)
+    except TypeError:
+        batch = []
+    if not batch or any(type(message) is not Message for message in batch):
+        raise MessageInvalid("a batch is a list of messages that is not empty")
+    topic = batch[0].topic
+    for message in batch:
+        if message.topic != topic:
+            raise MessageInvalid(f"a batch has one topic, not {topic} and {message.topic}")
+        if not message.is_plain:
+            raise MessageInvalid("delayed and transactional messages go alone, in no batch")
+    return batch
+
+
+def batch_key(batch: Sequence[Message]) -> Message | None:
+    """A message whose sharding key says where a batch goes; None where none has a key."""
+    keyed: Message | None = None
+    for message in batch:
+        if not message.sharding_key:
+            continue
+        if keyed is not None and keyed.sharding_key != message.sharding_key:
+            raise MessageInvalid(
+                f"a batch goes to one queue, and the sharding keys {keyed.sharding_key!r} and "
+                f"{message.sharding_key!r} may have two; send a batch for each key"
+            )
+        keyed = message
+    return keyed
 
 
 def choose_queue(

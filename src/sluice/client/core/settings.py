@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from sluice.client.core.signing import Credentials, make_credentials
 from sluice.errors import ConfigError
@@ -53,6 +54,8 @@ class ClientSettings:
         _check_types(self)
         for name in ("connect_ms", "request_ms", "route_ms", "heartbeat_ms", "close_ms"):
             _need(getattr(self, name) > 0, f"{name} must be above 0")
+        if self.nameserver_url:
+            _check_url(self.nameserver_url)
         make_credentials(self.access_key, self.secret_key, self.security_token)
 
     @property
@@ -99,6 +102,9 @@ class ProducerSettings(ClientSettings):
         _need(1 <= self.batch_count <= 32767, "batch_count: allowed are 1 to 32767")
         _need(self.batch_bytes > 0, "batch_bytes must be above 0")
         _need(0 <= self.spin_us <= 10_000, "spin_us: allowed are 0 to 10000")
+        _need(self.waiting_max > 0, "waiting_max must be above 0")
+        _need(self.compress_bytes_min >= 0, "compress_bytes_min: 0 (never), or from which size on")
+        _need(self.default_queue_count > 0, "default_queue_count must be above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +133,12 @@ class ConsumerSettings(ClientSettings):
         for name in ("queue_count_max", "queue_bytes_max", "queue_span_max", "commit_ms"):
             _need(getattr(self, name) > 0, f"{name} must be above 0")
         _need(self.rebalance_ms > 0, "rebalance_ms must be above 0")
+        _need(self.pull_wait_ms > 0, "pull_wait_ms must be above 0")
+        has_time = isinstance(self.start_timestamp, datetime) or self.start_timestamp != 0
+        _need(
+            not has_time or self.start_at == "timestamp",
+            "start_timestamp: it counts with start_at='timestamp' only; give both",
+        )
         _need(0 <= self.bulk_bytes <= 8 << 20, "bulk_bytes: allowed are 0 to 8388608")
 
 
@@ -183,6 +195,16 @@ def _check_types(settings: ClientSettings) -> None:
 def _need(holds: bool, text: str) -> None:
     if not holds:
         raise ConfigError(text)
+
+
+def _check_url(url: str) -> None:
+    wrong = f"nameserver_url {url!r}: http://host[:port]/path, whose body lists the nameservers"
+    try:
+        parts = urlsplit(url)
+        holds = parts.scheme == "http" and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        holds = False
+    _need(holds, wrong)
 
 
 def check_group(group: object) -> None:

@@ -82,7 +82,7 @@ class PushConsumer:
 
     def assignment(self) -> list[MessageQueue]:
         """The queues that are read now."""
-        return sorted(self._aio.lanes)
+        return sorted(self._aio.lanes.copy())  # the loop's thread may change them meanwhile
 
 
 class PullConsumer:

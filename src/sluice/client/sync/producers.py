@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -13,7 +14,7 @@ from sluice.client.aio import requests, transactions
 from sluice.client.aio.batching import Results, Ticket
 from sluice.client.core.messages import Message, ReceivedMessage, Reply, SendResult
 from sluice.client.core.selectors import Selector
-from sluice.client.core.transactions import TransactionState
+from sluice.client.core.transactions import TransactionState, state_of
 from sluice.client.sync.direct import DirectSends
 from sluice.client.sync.futures import SendFuture
 from sluice.client.sync.loop_thread import loop_thread
@@ -169,10 +170,14 @@ class _Face(Generic[Aio]):
         return future
 
     def send_batch(
-        self, messages: Sequence[Message], *, queue: MessageQueue | None = None
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout_ms: int = 0,
     ) -> list[SendResult]:
         """Send messages of one topic in one request; all of them are stored, or none."""
-        return self._thread.run(self._aio.send_batch(messages, queue=queue))
+        return self._thread.run(self._aio.send_batch(messages, queue=queue, timeout_ms=timeout_ms))
 
     def send_oneway(
         self,
@@ -226,9 +231,22 @@ class Transaction:
         return self._inner.transaction_id
 
     @property
+    def message(self) -> Message:
+        return self._inner.message
+
+    @property
+    def result(self) -> SendResult:
+        """What the broker said to the half message."""
+        return self._inner.result
+
+    @property
     def state(self) -> TransactionState | None:
         """How it was ended; None while it is open."""
         return self._inner.state
+
+    def settle(self, state: TransactionState) -> None:
+        """End it after the local work is over; a broker that does not hear it asks the checker."""
+        loop_thread().run(self._inner.settle(state))
 
     def commit(self) -> None:
         loop_thread().run(self._inner.commit())
@@ -258,8 +276,21 @@ class TransactionProducer(_Face[transactions.TransactionProducer]):
     def send_transaction(
         self, message: Message, executor: transactions.Executor
     ) -> tuple[SendResult, TransactionState]:
-        """Send the half message, run `executor(message)`, end it by what that returns."""
-        return self._thread.run(self._aio.send_transaction(message, executor))
+        """Send the half message, run `executor(message)`, end it by what that returns.
+
+        The executor runs on the thread of the caller, to whom database connections may be tied. One
+        that raises rolls back, and its error is raised.
+        """
+        if inspect.iscoroutinefunction(executor):
+            return self._thread.run(self._aio.send_transaction(message, executor))
+        open_one = self.begin(message)
+        try:
+            state = state_of(executor(message))
+        except BaseException:
+            open_one.give_up()
+            raise
+        open_one.settle(state)
+        return open_one.result, state
 
     def begin(self, message: Message) -> Transaction:
         """Send the half message; `commit` or `rollback` ends it."""
