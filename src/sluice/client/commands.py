@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine
 from datetime import datetime
-from itertools import cycle
+from itertools import chain, cycle
 
 import orjson
 import uvloop
@@ -30,6 +30,7 @@ from sluice.protocol import records
 from sluice.protocol.remoting_codes import RequestCode as Request
 
 _WAIT_MS = 15_000
+_LINES_WAITING_MAX = 1_000  # of standard input: whoever writes there waits for the broker
 
 
 def send(argv: list[str]) -> int:
@@ -115,7 +116,7 @@ async def _bodies(arguments: argparse.Namespace) -> AsyncIterator[bytes]:
         for _ in range(arguments.count):
             yield arguments.body.encode()
         return
-    lines: asyncio.Queue[bytes] = asyncio.Queue()
+    lines: asyncio.Queue[bytes] = asyncio.Queue(_LINES_WAITING_MAX)
     where = (sys.stdin.fileno(), asyncio.get_running_loop(), lines)
     threading.Thread(target=_read_lines, args=where, name="sluice-stdin", daemon=True).start()
     while line := await lines.get():
@@ -130,9 +131,8 @@ def _read_lines(file: int, loop: asyncio.AbstractEventLoop, lines: asyncio.Queue
     """
     try:
         with open(file, "rb", closefd=False) as stream:
-            for line in stream:
-                loop.call_soon_threadsafe(lines.put_nowait, line)
-        loop.call_soon_threadsafe(lines.put_nowait, b"")
+            for line in chain(stream, (b"",)):
+                asyncio.run_coroutine_threadsafe(lines.put(line), loop).result()
     except RuntimeError:
         pass  # the loop has ended, with an error that was told
 
