@@ -30,7 +30,7 @@ from sluice.protocol import records
 from sluice.protocol.remoting_codes import RequestCode as Request
 
 _WAIT_MS = 15_000
-_LINES_WAITING_MAX = 1_000  # of standard input: whoever writes there waits for the broker
+_LINES_WAITING_MAX = 100_000  # of standard input: then whoever writes there waits for the broker
 
 
 def send(argv: list[str]) -> int:
@@ -116,15 +116,22 @@ async def _bodies(arguments: argparse.Namespace) -> AsyncIterator[bytes]:
         for _ in range(arguments.count):
             yield arguments.body.encode()
         return
-    lines: asyncio.Queue[bytes] = asyncio.Queue(_LINES_WAITING_MAX)
-    where = (sys.stdin.fileno(), asyncio.get_running_loop(), lines)
+    lines: asyncio.Queue[bytes] = asyncio.Queue()
+    places = threading.Semaphore(_LINES_WAITING_MAX)
+    where = (sys.stdin.fileno(), asyncio.get_running_loop(), lines, places)
     threading.Thread(target=_read_lines, args=where, name="sluice-stdin", daemon=True).start()
     while line := await lines.get():
+        places.release()
         if line != b"\n":
             yield line.removesuffix(b"\n")
 
 
-def _read_lines(file: int, loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[bytes]) -> None:
+def _read_lines(
+    file: int,
+    loop: asyncio.AbstractEventLoop,
+    lines: asyncio.Queue[bytes],
+    places: threading.Semaphore,
+) -> None:
     """On a thread: lines as they come, nothing at the end. The loop sees to connections meanwhile.
 
     With a reader of its own: the interpreter could not end while a thread waits in sys.stdin's.
@@ -132,7 +139,8 @@ def _read_lines(file: int, loop: asyncio.AbstractEventLoop, lines: asyncio.Queue
     try:
         with open(file, "rb", closefd=False) as stream:
             for line in chain(stream, (b"",)):
-                asyncio.run_coroutine_threadsafe(lines.put(line), loop).result()
+                places.acquire()
+                loop.call_soon_threadsafe(lines.put_nowait, line)
     except RuntimeError:
         pass  # the loop has ended, with an error that was told
 
