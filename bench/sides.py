@@ -181,9 +181,16 @@ class Sides:
                 time.sleep(POLL_INTERVAL_S)
             yield program
 
-    def _measured(self, server: Server, program: RunningLoad, count: Callable[[], int]) -> Turn:
-        """Wait for the warm-up to pass, and measure for a while."""
-        time.sleep(self._pace.warm_s)
+    def _measured(
+        self,
+        server: Server,
+        program: RunningLoad,
+        count: Callable[[], int],
+        *,
+        warm_part: float = 1.0,
+    ) -> Turn:
+        """Wait for the warm-up, or a part of it, to pass, and measure for a while."""
+        time.sleep(self._pace.warm_s * warm_part)
         check_warm(program)
         begin, begin_count, begin_cpu_s = time.perf_counter(), count(), server.cpu_seconds()
         time.sleep(self._pace.measured_s)
