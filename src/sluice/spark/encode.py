@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from isal.isal_zlib import crc32
 
 from sluice.client.core.messages import RESERVED
 from sluice.errors import MessageIllegal
@@ -32,6 +31,7 @@ from sluice.protocol.kafka_batches import Header, Record
 from sluice.protocol.message_batches import BATCH_COUNT_MAX
 from sluice.protocol.record_images import SIZE_BYTES, rest_bytes
 from sluice.protocol.records import CRC_PROPERTY_BYTES, PROPERTIES_BYTES_MAX
+from sluice.spark.key_hash import key_partitions
 from sluice.spark.layout import Column, lay_out
 
 log_lines = logging.getLogger("sluice.spark")
@@ -189,8 +189,7 @@ def _targets(
     """The partition of each row: as the row says, by its key, or -1 for any."""
     targets = np.full(batch.num_rows, -1, np.int64)
     if keys is not None and keys.null_count < len(keys):
-        texts = keys.dictionary.cast(pa.binary()).to_pylist()
-        hashes = np.fromiter(map(crc32, texts), np.int64, len(texts)) % count
+        hashes = key_partitions(Column.of(keys.dictionary.cast(pa.binary())), count)
         which = np.asarray(keys.indices.fill_null(-1))
         # The last one is for rows without a key: numpy counts -1 from the end.
         targets = np.append(hashes, -1)[which]
