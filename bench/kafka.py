@@ -27,16 +27,20 @@ PEER = "Apache Kafka 4.3.0"
 PARTITIONS = 8
 MANY_PARTITIONS = 1_000
 LARGE_BYTES, SMALL_BYTES = 1024, 100
+PACE = 50_000  # records a second: less than half of what either side can do
 STOPPED_MS_MAX = 3_600_000
 UNITS = {
     "kafka_produce_1k_all": "records/s",
     "kafka_produce_1k_1": "records/s",
     "kafka_produce_100": "records/s",
+    "kafka_produce_100_1": "records/s",
     "kafka_consume_1k": "records/s",
     "kafka_produce_1k_1000p": "records/s",
     "kafka_consume_1k_1000p": "records/s",
     "kafka_rdkafka_produce_1k": "records/s",
     "kafka_rdkafka_consume_1k": "records/s",
+    "kafka_paced_ms": "ms",
+    "kafka_paced_p99_ms": "ms",
     "kafka_e2e_ms": "ms",
     "kafka_cpu_s": "s",  # of the broker, for a million records of 1 KiB with acks=all
 }
@@ -49,12 +53,13 @@ class Amounts:
     large: int  # of 1 KiB
     small: int  # of 100 bytes
     many: int  # of 1 KiB, over many partitions
+    paced: int  # of 1 KiB, so many a second; as many again come before and are not counted
     latency: int
     rounds: int
 
 
-FULL = Amounts(1_000_000, 3_000_000, 300_000, 5_000, 3)
-QUICK = Amounts(100_000, 300_000, 50_000, 1_000, 1)
+FULL = Amounts(1_000_000, 3_000_000, 300_000, 250_000, 5_000, 3)
+QUICK = Amounts(100_000, 300_000, 50_000, 50_000, 1_000, 1)
 
 
 class OurSide(Sluice):
@@ -155,6 +160,7 @@ class Turn:
         self._small()
         self._many_partitions()
         self._with_rdkafka()
+        self._paced()
         self._latency()
 
     def _wants(self, *figures: str) -> bool:
@@ -193,6 +199,9 @@ class Turn:
         if self._wants("kafka_produce_100"):
             rate = self._produce(self._topic("small"), self._amounts.small, SMALL_BYTES)
             self._note("kafka_produce_100", rate)
+        if self._wants("kafka_produce_100_1"):
+            place = self._topic("small-acks-1"), self._amounts.small
+            self._note("kafka_produce_100_1", self._produce(*place, SMALL_BYTES, "1"))
 
     def _many_partitions(self) -> None:
         """All turns have this topic in common: the peer would have thousands of files for each."""
@@ -212,6 +221,13 @@ class Turn:
         self._note("kafka_rdkafka_produce_1k", self._rdkafka.produce(*place))
         if self._wants("kafka_rdkafka_consume_1k"):
             self._note("kafka_rdkafka_consume_1k", self._rdkafka.consume(*place))
+
+    def _paced(self) -> None:
+        if self._wants("kafka_paced_ms", "kafka_paced_p99_ms"):
+            place = self._address, self._topic("paced"), self._amounts.paced, LARGE_BYTES
+            mean_ms, p99_ms = self._tools.paced_ms(*place, PACE)
+            self._note("kafka_paced_ms", mean_ms)
+            self._note("kafka_paced_p99_ms", p99_ms)
 
     def _latency(self) -> None:
         if self._wants("kafka_e2e_ms"):

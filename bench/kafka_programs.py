@@ -18,6 +18,9 @@ PROGRAM_TIMEOUT_S = 600
 # A consumer of librdkafka is warm after this time, or after a part of its topic.
 WARM_S = 1.0
 _RATE = re.compile(r"^\d+ records sent, ([\d.]+) records/sec", re.MULTILINE)
+_PACED = re.compile(
+    r"^\d+ steady state records sent.* ([\d.]+) ms avg .* ([\d.]+) ms 99th", re.MULTILINE
+)
 _LATENCY = re.compile(r"Avg latency: ([\d.]+) ms")
 _TAIL_CHARS = 500
 
@@ -65,6 +68,23 @@ class Tools:
             *(f"bootstrap.servers={address}", f"acks={acks}"),
         )
         return float(_RATE.findall(said)[-1])
+
+    def paced_ms(
+        self, address: str, topic: str, count: int, size: int, pace: int
+    ) -> tuple[float, float]:
+        """From a record's send to its acknowledgement by all, at so many records a second: the mean
+        and the 99th percentile, after as many records that only warm.
+        """
+        said = self.run(
+            *("ProducerPerformance", "--topic", topic, "--num-records", str(2 * count)),
+            *("--warmup-records", str(count), "--record-size", str(size)),
+            *("--throughput", str(pace), "--producer-props"),
+            *(f"bootstrap.servers={address}", "acks=all"),
+        )
+        found = _PACED.search(said)
+        if found is None:
+            raise Failed(f"ProducerPerformance: {said[-_TAIL_CHARS:]}")
+        return float(found.group(1)), float(found.group(2))
 
     def consume(self, address: str, topic: str, count: int) -> float:
         """Records a second while they flow: without the time in which the group forms."""

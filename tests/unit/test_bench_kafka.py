@@ -58,6 +58,12 @@ class FakePrograms:
         kind = "consume of librdkafka" if size else "consume"
         return self._value(kind, address, topic, _better(address))
 
+    def paced_ms(
+        self, address: str, topic: str, count: int, size: int, pace: int
+    ) -> tuple[float, float]:
+        mean_ms = self._value("paced", address, topic, 1 / _better(address))
+        return mean_ms, 10 * mean_ms
+
     def latency_ms(self, address: str, topic: str, count: int) -> float:
         return self._value("latency", address, topic, 1 / _better(address))
 
@@ -104,6 +110,8 @@ def test_every_figure_has_both_sides_and_no_warm_up(programs: FakePrograms, tmp_
         ("kafka_produce_1k_1", {"produce 1"}),
         ("kafka_produce_1k_1000p", {"produce all"}),
         ("kafka_rdkafka_consume_1k", {"produce", "consume of librdkafka"}),
+        ("kafka_produce_100_1", {"produce 1"}),
+        ("kafka_paced_p99_ms", {"paced"}),
         ("kafka_e2e_ms", {"latency"}),
     ],
 )
@@ -142,6 +150,16 @@ def test_what_kafkas_programs_say(say: Callable[..., list[list[str]]], tmp_path:
         "1000 records sent, 99.5 records/sec (0.10 MB/sec), 2.0 ms avg latency, 9.0 ms max\n"
     )
     assert tools.produce("a:1", "t", 1000, 1024, "all") == 99.5
+    say(
+        "1000 records sent, 500.0 records/sec (0.5 MB/sec), 9.00 ms avg latency, 99.00 ms max "
+        "latency, 8 ms 50th, 9 ms 95th, 90 ms 99th, 99 ms 99.9th.\n"
+        "500 steady state records sent, 500.0 records/sec (0.5 MB/sec), 1.25 ms avg latency, 9.00 ms "
+        "max latency, 1 ms 50th, 2 ms 95th, 7 ms 99th, 9 ms 99.9th.\n"
+    )
+    assert tools.paced_ms("a:1", "t", 500, 1024, 500) == (1.25, 7)
+    say("1000 records sent, and that is all\n")
+    with pytest.raises(Failed, match="ProducerPerformance: 1000"):
+        tools.paced_ms("a:1", "t", 500, 1024, 500)
     say("start.time, ...\n2026, 2026, 9.7, 6.5, 1000, 666.6, 300, 1200, 8.1, 833.3\n")
     assert tools.consume("a:1", "t", 1000) == 833.3
     say("0\t3.1\nAvg latency: 0.7123 ms\n")
