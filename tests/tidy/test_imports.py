@@ -222,6 +222,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.kafka_metadata": TRANSLATOR,
     "broker.kafka_produce": (*TRANSLATOR, "storage.lanes"),
     "broker.quick_produce": TRANSLATOR,
+    "broker.kafka_again": (*TRANSLATOR, "storage.queue_index"),
     "broker.kafka_reading": TRANSLATOR,
     "broker.kafka_slices": ("protocol", "storage.queue_index", *SERVICE),
     "broker.kafka_topics": TRANSLATOR,

@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
+from sluice.errors import Busy, DiskFull, MessageIllegal, SluiceError, StoreReadOnly
 from sluice.model import Buffer
-from sluice.protocol import kafka
+from sluice.protocol import kafka, kafka_codes
 from sluice.protocol.kafka_bounds import BadRequest
 from sluice.protocol.kafka_codes import API_VERSIONS, INVALID_REQUEST, PRODUCE
 
@@ -42,8 +43,20 @@ class Peer(Protocol):
     def born_host(self) -> bytes:
         """The peer's address as entries carry it."""
 
+    again: Again | None  # serves requests like those before, where there were such
+
     def drop(self, reason: str) -> None:
         """Close the connection: the only way to say no to who asked for no answer."""
+
+    def place(self, key: int, version: int, correlation_id: int) -> AnswerPlace:
+        """The place of an answer among those of the connection, for a request that came now."""
+
+
+class Again(Protocol):
+    """Who serves requests like those before; see `kafka_again.py`."""
+
+    def serve(self, frame: bytes | memoryview, peer: Peer) -> bool:
+        """Serve a request; False, and nothing has happened, where it is not like those."""
 
 
 class Node(NamedTuple):
@@ -75,6 +88,13 @@ class Answer(Protocol):
     """
 
     def __call__(self, values: Mapping[str, Any] | list[Buffer] | None) -> None: ...
+
+
+class AnswerPlace(Answer, Protocol):
+    """An answer's place among those of its connection."""
+
+    def framed(self, parts: list[Buffer]) -> None:
+        """Called in place of the other, with a whole answer: length and head are in front."""
 
 
 Handler = Callable[[Request, Answer], None]
@@ -204,3 +224,14 @@ def _is_software_name(name: str | None) -> bool:
         and name[0] not in "-."
         and name[-1] not in "-."
     )
+
+
+def code_of(error: SluiceError) -> int:
+    """What a Kafka client is told of an error of ours: whether to try again, above all."""
+    if isinstance(error, Busy):
+        return kafka_codes.REQUEST_TIMED_OUT
+    if isinstance(error, DiskFull | StoreReadOnly):
+        return kafka_codes.KAFKA_STORAGE_ERROR
+    if isinstance(error, MessageIllegal):
+        return kafka_codes.RECORD_LIST_TOO_LARGE
+    return kafka_codes.UNKNOWN_SERVER_ERROR

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
-from sluice.broker.kafka_api import Answer, KafkaApi, Node, Request
+from sluice.broker.kafka_api import Answer, KafkaApi, Node, Request, code_of
 from sluice.broker.kafka_partitions import (
     CONFIG_PREFIX,
     DELAY_HEADERS,
@@ -22,7 +22,6 @@ from sluice.broker.kafka_partitions import (
     KafkaTopic,
     is_name,
 )
-from sluice.broker.kafka_produce import code_of
 from sluice.errors import SluiceError
 from sluice.protocol import kafka_codes
 from sluice.protocol.kafka_batches import COMPRESSIONS

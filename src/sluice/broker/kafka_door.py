@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from sluice.broker import kafka_group_api
 from sluice.broker.core import BrokerCore
-from sluice.broker.kafka_api import API_VERSIONS_MAX, KafkaApi, Node, Request, TransactionDesk
+from sluice.broker.kafka_api import API_VERSIONS_MAX, Again, KafkaApi, Node, TransactionDesk
 from sluice.broker.kafka_cluster_api import KafkaCluster
 from sluice.broker.kafka_configs import KafkaConfigs
 from sluice.broker.kafka_fetch import KafkaFetch
@@ -83,13 +83,19 @@ class _Slot:
             self.parts = kafka.frame_answer(self._key, self._version, self._correlation_id, body)
         self._session.ready()
 
+    def framed(self, parts: list[Buffer]) -> None:
+        assert not self.is_ready, "a request is answered once"
+        self.is_ready = True
+        self.parts = parts
+        self._session.ready()
+
 
 class Session:
     """One connection of a Kafka client."""
 
     __slots__ = (
         *("_api", "_born_host", "_connection", "_is_going_on", "_kept", "_kept_bytes", "_node"),
-        "_open",
+        *("_open", "again"),
     )
 
     def __init__(self, api: KafkaApi, connection: Connection, node: Node) -> None:
@@ -101,6 +107,7 @@ class Session:
         self._kept: deque[Frame] = deque()  # received, and not served yet: too many are open
         self._kept_bytes = 0
         self._is_going_on = False
+        self.again: Again | None = None
 
     # --------------------------------------------------------------------------- as handlers see it
 
@@ -121,6 +128,11 @@ class Session:
     def drop(self, reason: str) -> None:
         self._connection.close(reason)
 
+    def place(self, key: int, version: int, correlation_id: int) -> _Slot:
+        slot = _Slot(self, key, version, correlation_id)
+        self._open.append(slot)
+        return slot
+
     # ---------------------------------------------------------------------------- requests, answers
 
     def received(self, frames: list[Frame], kept_bytes_max: int) -> None:
@@ -138,29 +150,28 @@ class Session:
             self._serve(frame)
 
     def _serve(self, frame: Frame) -> None:
-        correlation_id, request = self._api.read(self, frame)
-        if request is None:
-            slot = _Slot(self, API_VERSIONS, 0, correlation_id)
-            self._open.append(slot)
-            slot([kafka.refuse_api_versions(API_VERSIONS_MAX)])
-            return
-        slot = _Slot(self, request.key, request.version, correlation_id)
-        self._open.append(slot)
-        self._hand_over(request, slot)
-
-    def _hand_over(self, request: Request, slot: _Slot) -> None:
+        again = self.again
         try:
+            if again is not None and again.serve(frame, self):
+                return
+            correlation_id, request = self._api.read(self, frame)
+            if request is None:
+                slot = self.place(API_VERSIONS, 0, correlation_id)
+                slot([kafka.refuse_api_versions(API_VERSIONS_MAX)])
+                return
+            slot = self.place(request.key, request.version, correlation_id)
             self._api.serve(request, slot)
         except SluiceError:
             raise
         except Exception as error:
+            key, version = kafka.key_and_version(frame)
             self._connection.log_share.line(
                 log_lines,
                 logging.ERROR,
                 "%s: request %d version %d failed: %s",
-                *(self, request.key, request.version, "".join(format_exception(error))),
+                *(self, key, version, "".join(format_exception(error))),
             )
-            raise ProtocolError(f"request {request.key} failed") from error
+            raise ProtocolError(f"request {key} failed") from error
 
     def ready(self) -> None:
         """An answer is there: it leaves when those before it have left."""

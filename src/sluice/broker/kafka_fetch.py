@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
+from sluice.broker.kafka_again import Desk, learn_fetch
 from sluice.broker.kafka_api import Answer, KafkaApi, Request
 from sluice.broker.kafka_partitions import KafkaTopic
 from sluice.broker.kafka_reading import read_batches
@@ -24,6 +25,7 @@ from sluice.broker.kafka_sessions import (
     FetchSessions,
     Place,
     Session,
+    next_epoch,
 )
 from sluice.broker.kafka_slices import SliceReader
 from sluice.broker.kafka_waiting import KafkaWaiting, Waiter
@@ -43,7 +45,6 @@ from sluice.storage.store import ColdRead
 
 COMMITTED: Final = 1
 _WAIT_MS_MAX: Final = 5 * 60_000
-_EPOCH_MAX: Final = 0x7FFFFFFF
 
 
 class Wanted(NamedTuple):
@@ -89,6 +90,7 @@ class KafkaFetch:
         self._reader = SliceReader(core.store)
         self._held: dict[object, set[_Fetch]] = {}  # by connection
         self._sessions = FetchSessions(lambda: core.config.kafka_fetch_sessions_max, core.now_ms)
+        self._desk = Desk(core, self._sessions, self._reader)
 
     def register(self, api: KafkaApi) -> None:
         api.register(kafka_codes.FETCH, 4, 18, self.fetch, is_raw=True)
@@ -104,6 +106,9 @@ class KafkaFetch:
         fetch.session = session
         if session is not None and asked.session_epoch > FIRST_EPOCH:
             fetch.next_epoch = session.epoch
+            topic = fetch.wanted[0].topic
+            if len(fetch.wanted) == 1 and topic is not None and not asked.forgotten:
+                learn_fetch(self._desk, request, asked, session, topic)
         limit = self._core.config.kafka_fetch_bytes_max
         fetch.bytes_max = min(max(0, asked.bytes_max), limit)
         fetch.min_bytes = min(asked.min_bytes, fetch.bytes_max)  # more would never come
@@ -136,7 +141,7 @@ class KafkaFetch:
             sessions.end(session.id)
             return 0, None, asked
         sessions.use(session)
-        session.epoch = _next_epoch(epoch)
+        session.epoch = next_epoch(epoch)
         return 0, session, session.parts.values()
 
     def _wanted(self, asked: Collection[Asked]) -> list[Wanted]:
@@ -305,10 +310,6 @@ class KafkaFetch:
             topics[-1][1].append(part)
         session_id = NO_SESSION if session is None else session.id
         fetch.answer(write_fetched(fetch.request.version, 0, session_id, topics))
-
-
-def _next_epoch(epoch: int) -> int:
-    return 1 if epoch == _EPOCH_MAX else epoch + 1
 
 
 def _asked(request: FetchRequest) -> list[Asked]:

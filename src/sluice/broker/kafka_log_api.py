@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sluice.broker.core import BrokerCore
-from sluice.broker.kafka_api import Answer, KafkaApi, Request
+from sluice.broker.kafka_api import Answer, KafkaApi, Request, code_of
 from sluice.broker.kafka_partitions import KafkaTopic
-from sluice.broker.kafka_produce import code_of
 from sluice.broker.queue_units import Part, columns, parts_of, sizes
 from sluice.protocol import kafka_codes
 from sluice.storage.bulk_reads import stretch_bytes

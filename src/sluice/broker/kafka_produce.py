@@ -15,11 +15,12 @@ from typing import Final, NamedTuple
 
 from sluice.broker import kafka_delays
 from sluice.broker.core import BrokerCore
-from sluice.broker.kafka_api import Answer, KafkaApi, Peer, Request, TransactionDesk
+from sluice.broker.kafka_again import learn_sent
+from sluice.broker.kafka_api import Answer, KafkaApi, Peer, Request, TransactionDesk, code_of
 from sluice.broker.kafka_partitions import KafkaTopic
 from sluice.broker.producer_states import Done
 from sluice.broker.quick_produce import QuickProduce
-from sluice.errors import Busy, DiskFull, MessageIllegal, SluiceError, StoreReadOnly
+from sluice.errors import MessageIllegal, SluiceError
 from sluice.model import Buffer, Message
 from sluice.protocol import kafka_batches, kafka_checks, kafka_codes, kafka_views
 from sluice.protocol.kafka_batches import BadBatch, BatchHead, Record
@@ -150,6 +151,10 @@ class KafkaProduce:
         finally:
             waiting.staged()
         waiting.done()
+        if len(waiting.placed) == 1 == len(sent.topics) == len(sent.topics[0].parts):
+            topic = self._find(sent.topics[0].topic)
+            if topic is not None:
+                learn_sent(self._core, request, sent, topic)
 
     def _take(
         self, about: _Sent, key: TopicKey, parts: list[ProducePart], waiting: _Waiting
@@ -437,14 +442,3 @@ def _missing(key: TopicKey) -> int:
     if isinstance(key, bytes):
         return kafka_codes.UNKNOWN_TOPIC_ID
     return kafka_codes.UNKNOWN_TOPIC_OR_PARTITION
-
-
-def code_of(error: SluiceError) -> int:
-    """What a Kafka client is told of an error of ours: whether to try again, above all."""
-    if isinstance(error, Busy):
-        return kafka_codes.REQUEST_TIMED_OUT
-    if isinstance(error, DiskFull | StoreReadOnly):
-        return kafka_codes.KAFKA_STORAGE_ERROR
-    if isinstance(error, MessageIllegal):
-        return kafka_codes.RECORD_LIST_TOO_LARGE
-    return kafka_codes.UNKNOWN_SERVER_ERROR

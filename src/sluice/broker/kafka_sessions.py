@@ -71,6 +71,11 @@ class Session:
             self.parts.move_to_end(place)
 
 
+def next_epoch(epoch: int) -> int:
+    """The epoch of the fetch after this one."""
+    return 1 if epoch == _NUMBER_MAX else epoch + 1
+
+
 class FetchSessions:
     """The sessions of one broker."""
 

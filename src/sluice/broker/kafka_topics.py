@@ -12,7 +12,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from sluice.broker.core import BrokerCore
-from sluice.broker.kafka_api import Answer, KafkaApi, Request
+from sluice.broker.kafka_api import Answer, KafkaApi, Request, code_of
 from sluice.broker.kafka_configs import check_config, shown_configs
 from sluice.broker.kafka_partitions import (
     KafkaTopic,
@@ -22,7 +22,6 @@ from sluice.broker.kafka_partitions import (
     shown,
     unify,
 )
-from sluice.broker.kafka_produce import code_of
 from sluice.broker.topic_deletion import delete_topic
 from sluice.broker.topics import QUEUES_MAX
 from sluice.errors import SluiceError

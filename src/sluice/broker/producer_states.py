@@ -66,6 +66,15 @@ class Producer(NamedTuple):
     batches: tuple[Sent, ...]  # of this epoch, the newest last
 
 
+class Newest(NamedTuple):
+    """A small batch as it was appended last: where readers at the end find it."""
+
+    offset: int
+    next_offset: int
+    front: bytes  # what follows the offset, with which a batch begins
+    rest: memoryview
+
+
 class Verdict(NamedTuple):
     """Whether a batch is stored: an error code, or the offset that it has already."""
 
@@ -86,6 +95,7 @@ class Partition:
     noted_ms: int = 0
     is_changed: bool = False
     lane: BatchLane | None = None  # the way of its batches into the store, once one has gone it
+    newest: Newest | None = None  # where it came alone
 
 
 class ProducerStates:

@@ -13,12 +13,16 @@ from typing import Final
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_partitions import KafkaTopic
-from sluice.broker.producer_states import LEADER_EPOCH, is_next, note_next
+from sluice.broker.producer_states import LEADER_EPOCH, Done, Newest, is_next, note_next
 from sluice.errors import SluiceError
 from sluice.protocol import kafka_batches, kafka_checks, kafka_entries
 from sluice.protocol.kafka_batches import BadBatch, BatchHead, Fields
 from sluice.protocol.kafka_fast import ProducedPart
 
+# A batch of at most so many bytes that came alone stays in memory until the next one comes: who
+# reads at the end waits for it.
+NEWEST_BYTES_MAX: Final = 4096
+_PATCHED_BYTES: Final = kafka_batches.PATCHED_BYTES
 _UNUSUAL: Final = kafka_batches.TRANSACTIONAL | kafka_batches.APPEND_TIME
 _new_tuple = tuple.__new__  # half the time of a named tuple's own
 
@@ -56,9 +60,13 @@ class QuickProduce:
             return None
         return QuickProduce(core, topic, born_host)
 
-    def store(self, partition: int, data: memoryview) -> ProducedPart | None:
+    def store(
+        self, partition: int, data: memoryview, done: Done | None = None
+    ) -> ProducedPart | None:
         """Give a batch its place, and say what is answered if it is confirmed. None: it has none,
         and is to be looked at more closely.
+
+        `done` is told when it is confirmed, or why it is not; where nobody is, the request is.
         """
         core = self._core
         store = core.store
@@ -84,18 +92,23 @@ class QuickProduce:
             or not (kafka_checks.has_alike(data, attributes, count) or self._holds(fields, data))
         ):
             return None
+        front, rest = kafka_batches.patched(length, LEADER_EPOCH), data[_PATCHED_BYTES:]
         try:
             _, size, offset, store_ms = lane.place(
-                kafka_batches.patched(length, LEADER_EPOCH),
-                data[kafka_batches.PATCHED_BYTES :],
+                front,
+                rest,
                 count,
                 kafka_entries.code_of(max_ms, attributes),
                 max_ms if max_ms > 0 else 0,
                 self._host,
+                b"",
+                done,
             )
         except SluiceError:
             return None
         note_next(states, producer_id, epoch, first, count, offset, store_ms)
+        if done is not None and length <= NEWEST_BYTES_MAX:
+            states.newest = _new_tuple(Newest, (offset, offset + count, front, rest))
         self._batches += 1
         self._records += count
         self._bytes += size
@@ -106,6 +119,7 @@ class QuickProduce:
         """All batches of the request were looked at: what was stored is counted, once for all."""
         if self._batches:
             self._core.stats.stored(self.stored, self._records, self._bytes, self._batches)
+            self._batches = self._records = self._bytes = 0
 
     def _holds(self, fields: Fields, data: memoryview) -> bool:
         """Whether a batch holds the records that it says, where that is asked for."""

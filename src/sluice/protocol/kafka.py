@@ -66,6 +66,12 @@ def read_head(frame: Buffer) -> Head:
     return Head(key, version, correlation_id, client_id, at)
 
 
+def key_and_version(frame: Buffer) -> tuple[int, int]:
+    """What a request of which at least the head is there asks for."""
+    head = read_head(frame)
+    return head.key, head.version
+
+
 def body_start(frame: Buffer, head: Head) -> int:
     """Where the body begins: after the tags of a flexible head, which nobody uses yet."""
     at = head.body_at

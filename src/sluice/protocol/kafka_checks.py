@@ -28,7 +28,7 @@ from sluice.protocol.kafka_codes import INVALID_RECORD
 # Behind so many records their numbers take a byte more.
 _RUN_RECORDS: Final = 64
 _LONG_RUN_RECORDS: Final = 512
-_RUN_MIN: Final = 4  # fewer are looked at one by one
+_RUN_MIN: Final = 4  # fewer are looked at one by one; one alone when such a batch is new
 _RECORD_MIN_BYTES: Final = 7
 _ALIKE_MAX: Final = 320  # records of a batch whose form is kept
 _COLUMNS_MAX: Final = 32  # records with more fields than that are looked at one by one
@@ -39,6 +39,8 @@ _HIGH: Final = bytes(range(0x80, 0x100))  # bytes of a varint that goes on
 # size of all; with what finds their lengths and the fields of the first, and those.
 _alike: dict[tuple[int, int, int, int], tuple[Struct, tuple[int | bytes, ...]]] = {}
 _FORMS_MAX: Final = 256
+# Those of batches with one record, of which there are many, that were seen once.
+_seen_alone: set[tuple[int, int, int, int]] = set()
 
 
 class _Layout(NamedTuple):
@@ -58,7 +60,8 @@ def has_alike(data: memoryview, attributes: int, count: int) -> bool:
     first of each length.
     """
     size = len(data)
-    if not _RUN_MIN <= count <= _ALIKE_MAX or attributes & CODEC_MASK:
+    is_alone = count == 1
+    if not (is_alone or _RUN_MIN <= count <= _ALIKE_MAX) or attributes & CODEC_MASK:
         return False
     if count * _RECORD_MIN_BYTES > size - HEAD_BYTES:
         return False
@@ -66,6 +69,8 @@ def has_alike(data: memoryview, attributes: int, count: int) -> bool:
     known = _alike.get(key)
     if known is not None and known[0].unpack_from(data, HEAD_BYTES) == known[1]:
         return True
+    if is_alone and (known is not None or not _came_before(key)):
+        return False
     codes = _alike_codes(data, count)
     if codes is None:
         return False
@@ -75,6 +80,16 @@ def has_alike(data: memoryview, attributes: int, count: int) -> bool:
     form = Struct(f">{codes}")
     _alike[key] = form, form.unpack_from(data, HEAD_BYTES)
     return True
+
+
+def _came_before(key: tuple[int, int, int, int]) -> bool:
+    """Whether a batch like this was seen: what takes as long as looking at it is worth it then."""
+    if key in _seen_alone:
+        return True
+    if len(_seen_alone) >= _FORMS_MAX:
+        _seen_alone.clear()
+    _seen_alone.add(key)
+    return False
 
 
 def _alike_codes(data: memoryview, count: int) -> str | None:

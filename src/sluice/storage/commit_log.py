@@ -25,7 +25,7 @@ from sluice.errors import DiskFull, StoreCorrupt, StoreError, StoreReadOnly
 from sluice.model import Buffer
 from sluice.protocol import records
 from sluice.storage.background import Background
-from sluice.storage.early_writes import EarlyWrites
+from sluice.storage.early_writes import EarlyWrites, Wrote
 from sluice.storage.files import Files, OpenFile
 from sluice.storage.slow_pages import LARGE_BYTES, SlowPages
 
@@ -38,6 +38,9 @@ _SHORT_FILES_MAX: Final = 3
 
 def segment_name(base: int) -> str:
     return f"{base:0{NAME_DIGITS}d}"
+
+
+_NOTHING_EARLY: Final = Wrote(0, 0)
 
 
 class Segment:
@@ -236,7 +239,7 @@ class CommitLog:
         active = self._active
         assert active is not None
         try:
-            early = self._early.finish()
+            early = self._early.finish() if self._early else _NOTHING_EARLY
             for segment, position, buffers in self._full_groups:
                 segment.file.pwritev(buffers, position - segment.base)
             if self._group:

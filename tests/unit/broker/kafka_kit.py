@@ -18,7 +18,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 from sluice.broker.core import BrokerCore
-from sluice.broker.kafka_api import KafkaApi, Node
+from sluice.broker.kafka_api import Again, AnswerPlace, KafkaApi, Node
 from sluice.broker.kafka_group_api import install
 from sluice.broker.kafka_partitions import KafkaTopic
 from sluice.errors import SluiceError
@@ -43,8 +43,14 @@ class Peer:
     node = Node(0, "127.0.0.1", 9092)
     born_host = HOST
 
+    def __init__(self) -> None:
+        self.again: Again | None = None
+
     def drop(self, reason: str) -> None:
         raise AssertionError(reason)
+
+    def place(self, key: int, version: int, correlation_id: int) -> AnswerPlace:
+        raise AssertionError("only a door has places for answers")
 
 
 class Produced(NamedTuple):

@@ -97,6 +97,27 @@ def test_the_first_of_records_that_are_alike_is_looked_into(lie: str, count: int
         assert not kafka_checks.has_alike(memoryview(wrapped(changed)), 0, count), at
 
 
+@pytest.mark.parametrize("lie", LIES)
+def test_a_record_alone_is_known_when_such_a_one_came_before(lie: str) -> None:
+    data = memoryview(wrapped(some(1)))
+    kafka_checks._alike.clear()
+    kafka_checks._seen_alone.clear()
+    assert [kafka_checks.has_alike(data, 0, 1) for _ in range(3)] == [False, True, True]
+    changed = wrapped([LIES[lie](some(1)[0])])
+    for _ in range(3):
+        assert not kafka_checks.has_alike(memoryview(changed), 0, 1)
+    assert kafka_checks.has_alike(data, 0, 1), "what lies takes no form's place"
+
+
+def test_the_forms_of_records_alone_are_bounded() -> None:
+    for size in range(3 * kafka_checks._FORMS_MAX):
+        record = written(Record(0, 0, None, b"v" * size))
+        for _ in range(2):
+            kafka_checks.has_alike(memoryview(wrapped(record)), 0, 1)
+    assert len(kafka_checks._seen_alone) <= kafka_checks._FORMS_MAX
+    assert len(kafka_checks._alike) <= kafka_checks._FORMS_MAX
+
+
 @pytest.mark.parametrize("count", [30, 150])
 def test_records_that_are_alike_all_lie_in_the_same_way(count: int) -> None:
     for lie in LIES.values():

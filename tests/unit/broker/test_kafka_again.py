@@ -1,0 +1,511 @@
+"""This module holds requests that are served as the one before was together with the long way: the
+same requests have the same answers, byte for byte, and leave the same log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, cast
+from unittest import mock
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kio.index import load_request_schema, load_response_schema
+from kio.serial import entity_reader
+
+from sluice.broker.kafka_again import LINES_MAX, FetchAgain, ProduceAgain
+from sluice.broker.kafka_api import Node, Peer
+from sluice.broker.kafka_door import Session, build
+from sluice.net import Connection
+from sluice.protocol import kafka, kafka_batches
+from sluice.protocol.kafka_batches import Record
+from tests.unit.broker.broker_kit import broker_config
+from tests.unit.broker.kafka_kit import HOST, TOPIC, KafkaBroker
+
+PRODUCE, FETCH = 0, 1
+STORED = TOPIC.replace(".", "%2E")
+TOPIC_ID = UUID(int=5)
+ID, EPOCH = 7, 3
+
+
+class Wire:
+    """A connection that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.closed = ""
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        self.sent.append(b"".join(parts))
+
+    def packed_peer(self) -> bytes:
+        return HOST
+
+    def close(self, reason: str) -> None:
+        self.closed = reason
+
+
+class Side:
+    """A broker and one connection to it, with or without the short way."""
+
+    def __init__(self, *, is_short: bool, **changes: Any) -> None:
+        changed = {**changes, "store": replace(broker_config().store, **changes.pop("store", {}))}
+        self.broker = KafkaBroker(**{**changed, **changes})
+        self.is_short = is_short
+        self.short_count = 0
+        self._numbers = iter(range(70, 10**6))
+        with mock.patch("uuid.uuid4", return_value=TOPIC_ID):
+            self.broker.topic(TOPIC, 3)
+        self.api = build(self.broker.core)
+        self.wire = Wire()
+        self.session, self.other = self._connect(), self._connect()
+
+    def _connect(self) -> Session:
+        return Session(self.api, cast(Connection, self.wire), Node(0, "127.0.0.1", 9092))
+
+    def send(self, *frames: bytes) -> list[bytes]:
+        """The answers that requests have at once."""
+        self.wire.sent = []
+        core = self.broker.core
+
+        def number(low: int, high: int) -> int:
+            return next(self._numbers)
+
+        def counted(served: Callable[[Any, bytes, Peer], bool]) -> Callable[..., bool]:
+            def serve(again: Any, frame: bytes, peer: Peer) -> bool:
+                found = self.is_short and served(again, frame, peer)
+                self.short_count += found
+                return found
+
+            return serve
+
+        with (
+            mock.patch("random.randint", number),
+            mock.patch.object(ProduceAgain, "serve", counted(ProduceAgain.serve)),
+            mock.patch.object(FetchAgain, "serve", counted(FetchAgain.serve)),
+        ):
+            core.serve(self.wire)
+            self.session.received(list(frames), 1 << 20)
+            core.served()
+            self.broker.settle()
+        return self.wire.sent
+
+    def later(self, ms: int) -> list[bytes]:
+        """The answers that come with time."""
+        self.wire.sent = []
+        self.broker.tick(ms)
+        return self.wire.sent
+
+    def state(self) -> Any:
+        """The log, and what is known of producers."""
+        core = self.broker.core
+        states = [core.producers.partition(STORED, each) for each in range(3)]
+        log = core.store.log
+        return (
+            bytes(log.view(log.start, log.written - log.start)),
+            [(each.producers, each.stable.row(), each.end, each.is_changed) for each in states],
+            (core.stats.put, core.stats.put_bytes),
+        )
+
+
+class Both:
+    """Both sides, which are asked the same."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.short = Side(is_short=True, **changes)
+        self.long = Side(is_short=False, **changes)
+        self._count = 0
+        self.session = (0, 0)
+
+    def send(self, *requests: tuple[int, int, Mapping[str, Any]]) -> list[Any]:
+        """What is answered, the same by both."""
+        frames = []
+        for key, version, values in requests:
+            self._count += 1
+            frames.append(frame_of(key, version, self._count, values))
+        answers = self.short.send(*frames)
+        assert answers == self.long.send(*frames)
+        assert self.short.state() == self.long.state()
+        kinds = [request[:2] for request in requests]
+        return [read_answer(*kind, answer) for kind, answer in zip(kinds, answers, strict=False)]
+
+    def produce(
+        self, data: bytes | None, partition: int = 0, version: int = 13, **changes: Any
+    ) -> Any:
+        (answer,) = self.send((PRODUCE, version, sent(data, partition, version, **changes)))
+        return answer.responses[0].partition_responses[0]
+
+    def fetch(self, offset: int | None = None, **changes: Any) -> Any:
+        """Ask in the session: None says nothing of the partition."""
+        answers = self.send((FETCH, 17, asked(self.session, offset, **changes)))
+        if not answers:
+            return None
+        (answer,) = answers
+        epoch = self.session[1]
+        self.session = (answer.session_id, epoch + 1) if not answer.error_code else (0, 0)
+        return answer.responses[0].partitions[0] if answer.responses else answer.error_code
+
+    def each(self, change: Callable[[KafkaBroker], object]) -> None:
+        for side in (self.short, self.long):
+            change(side.broker)
+            side.broker.settle()
+
+    @contextlib.contextmanager
+    def another(self) -> Iterator[None]:
+        """Requests of a second connection, always the same."""
+        sides = (self.short, self.long)
+        for side in sides:
+            side.session, side.other = side.other, side.session
+        yield
+        for side in sides:
+            side.session, side.other = side.other, side.session
+
+    @property
+    def short_count(self) -> int:
+        assert self.long.short_count == 0
+        return self.short.short_count
+
+
+def frame_of(key: int, version: int, number: int, values: Mapping[str, Any]) -> bytes:
+    out: list[bytes] = []
+    kafka._struct_writer(load_request_schema(key, version))(out, values)
+    tags = b"\0" if kafka.is_flexible(key, version) else b""
+    return struct.pack(">hhih", key, version, number, 4) + b"test" + tags + b"".join(out)
+
+
+def read_answer(key: int, version: int, framed: bytes) -> Any:
+    (size,) = struct.unpack_from(">i", framed)
+    assert size == len(framed) - 4
+    data = framed[9 if kafka.is_flexible(key, version) else 8 :]
+    entity, read = entity_reader(load_response_schema(key, version))(data, 0)
+    assert read == len(data)
+    return entity
+
+
+def sent(
+    data: bytes | None, partition: int = 0, version: int = 13, **changes: Any
+) -> dict[str, Any]:
+    part = {"index": partition, "records": data}
+    topic = {"topic_id": TOPIC_ID, "name": TOPIC, "partition_data": [part]}
+    return {"acks": -1, "timeout": 1000, "topic_data": [topic], **changes}
+
+
+def asked(session: tuple[int, int], offset: int | None, **changes: Any) -> dict[str, Any]:
+    topics = []
+    if offset is not None:
+        part = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
+        part |= {"current_leader_epoch": changes.pop("leader_epoch", 0)}
+        topics = [{"topic_id": TOPIC_ID, "partitions": [part]}]
+    limits = {"max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0}
+    number, epoch = session
+    return {**limits, "session_id": number, "session_epoch": epoch, "topics": topics, **changes}
+
+
+def batch(first: int, *values: bytes, producer: int = ID, **changes: Any) -> bytes:
+    """A batch of an idempotent producer, the sequence number of its first record given."""
+    records = [Record(at, 0, None, value) for at, value in enumerate(values)]
+    return kafka_batches.build(0, 1000, 1005, records, producer=(producer, EPOCH, first), **changes)
+
+
+# --------------------------------------------------------------------------------------- producers
+
+
+@pytest.mark.parametrize("version", [9, 12, 13])
+@pytest.mark.parametrize("flush", ["async", "sync"])
+def test_the_second_batch_to_a_partition_takes_the_short_way(version: int, flush: str) -> None:
+    both = Both(flush=flush)
+    for number in range(6):
+        stored = both.produce(batch(number, b"v%d" % number), version=version)
+        assert (stored.error_code, stored.base_offset) == (0, number)
+    # The first makes the partition, the second is the first of the usual kind.
+    assert both.short_count >= 4
+
+
+@pytest.mark.parametrize("size", [1, 40, 100, 150, 4000, 20_000, 300_000])
+def test_batches_of_every_size(size: int) -> None:
+    both = Both()
+    for number in range(5):
+        assert both.produce(batch(number, bytes([65 + number]) * size)).base_offset == number
+    assert both.short_count >= 2
+    for number, length in enumerate((1, size, 60, 120, 5000), 5):
+        assert both.produce(batch(number, b"x" * length)).base_offset == number
+
+
+def test_partitions_are_told_apart() -> None:
+    both = Both()
+    for number in range(5):
+        for partition in range(3):
+            stored = both.produce(batch(number, b"v"), partition)
+            assert (stored.index, stored.base_offset) == (partition, number)
+    assert both.short_count >= 9
+
+
+def test_requests_under_way_are_answered_in_their_order() -> None:
+    both = Both(flush="sync")
+    both.produce(batch(0, b"0"))
+    both.produce(batch(1, b"1"))
+    answers = both.send(*((PRODUCE, 13, sent(batch(2 + at, b"%d" % at))) for at in range(4)))
+    parts = [answer.responses[0].partition_responses[0] for answer in answers]
+    assert [part.base_offset for part in parts] == [2, 3, 4, 5]
+    assert both.short_count >= 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"acks": 0},
+        {"acks": 1},
+        {"acks": 2},
+        {"timeout": 999},
+        {"transactional_id": "t"},
+        {"topic_data": []},
+    ],
+)
+def test_what_says_something_else_is_looked_at(changes: dict[str, Any]) -> None:
+    both = Both()
+    for number in range(3):
+        both.produce(batch(number, b"v"))
+    count = both.short_count
+    both.send((PRODUCE, 13, sent(batch(3, b"v"), **changes)))
+    assert both.short_count == count
+    following = both.short.broker.core.producers.partition(STORED, 0).end
+    assert both.produce(batch(following, b"v")).base_offset == following
+    assert both.short_count == count + 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        b"",
+        batch(9, b"v"),
+        batch(1, b"v"),
+        batch(3, b"v")[:-1] + b"?",
+        batch(3, b"v")[:40],
+        batch(3, b"v", attributes=kafka_batches.TRANSACTIONAL),
+        batch(3, b"v" * 500, attributes=kafka_batches.CODEC_GZIP),
+        batch(0, b"v", producer=8),
+    ],
+)
+def test_batches_of_other_kinds_take_the_long_way(data: bytes | None) -> None:
+    both = Both()
+    for number in range(3):
+        both.produce(batch(number, b"v"))
+    count = both.short_count
+    both.produce(data)
+    assert both.short_count == count
+    both.produce(batch(0, b"w", producer=99))
+    assert both.produce(batch(1, b"w", producer=99)).error_code == 0
+    assert both.short_count == count + 1
+
+
+def test_what_was_known_ends_with_a_change() -> None:
+    both = Both()
+    for number in range(3):
+        both.produce(batch(number, b"v"))
+
+    def change(**settings: Any) -> None:
+        def put(broker: KafkaBroker) -> None:
+            topic = broker.core.topics.get(STORED)
+            assert topic is not None
+            broker.core.topics.put([replace(topic, **settings)])
+
+        both.each(put)
+
+    change(perm=4)  # read only
+    assert both.produce(batch(3, b"v")).error_code == 29
+    change(perm=6)
+    assert both.produce(batch(3, b"v")).error_code == 0
+    assert both.produce(batch(4, b"v")).error_code == 0
+    both.each(lambda broker: broker.core.reconfigure(replace(broker.core.config, permission="r")))
+    assert both.produce(batch(5, b"v")).error_code == 29
+    both.each(lambda broker: broker.core.reconfigure(replace(broker.core.config, permission="rw")))
+    assert both.produce(batch(5, b"v")).error_code == 0
+
+
+def test_a_batch_that_cannot_be_written_is_refused_and_may_come_again() -> None:
+    both = Both()
+    for number in range(3):
+        both.produce(batch(number, b"v"))
+    both.each(lambda broker: broker.files.fail("pwritev", error=errno.ENOSPC, within="/commitlog/"))
+    count = both.short_count
+    refused = both.produce(batch(3, b"lost"))
+    assert (refused.error_code, refused.base_offset) == (56, -1)
+    assert both.short_count == count + 1
+    assert both.produce(batch(3, b"kept")).base_offset == 3
+    both.session = (0, 0)
+    assert both.fetch(3).records is not None
+    assert b"kept" in both.fetch(3).records
+    assert b"lost" not in both.fetch(3).records
+
+
+def test_what_is_known_of_a_connection_is_bounded() -> None:
+    both = Both()
+    for number in range(2):
+        both.produce(batch(number, b"v"))
+    again = both.short.session.again
+    assert isinstance(again, ProduceAgain)
+    ((said, line),) = again._lines.items()
+    for number in range(3 * LINES_MAX):
+        again.learn(said + b"%d" % number, line)
+    assert len(again._lines) <= LINES_MAX
+
+
+# --------------------------------------------------------------------------------------- consumers
+
+
+def begun(**changes: Any) -> Both:
+    """A topic with three batches, and a session that reads it from its beginning."""
+    both = Both(**changes)
+    with both.another():
+        for number in range(3):
+            both.produce(batch(number, b"v%d" % number))
+    return both
+
+
+def test_a_consumer_that_reads_batch_by_batch() -> None:
+    both = begun()
+    assert both.fetch(0).records.count(b"v") == 3
+    assert both.fetch(3) == 0, "all is known that there is"
+    assert both.fetch() == 0
+    count = both.short_count
+    for number in range(3, 9):
+        with both.another():
+            both.produce(batch(number, b"w%d" % number))
+        part = both.fetch()
+        assert b"w%d" % number in part.records
+        assert (part.high_watermark, part.last_stable_offset) == (number + 1, number + 1)
+        assert both.fetch(number + 1) == 0
+        assert both.fetch() == 0
+    assert both.short_count >= count + 15
+
+
+@pytest.mark.parametrize("size", [1, 100, 5000, 60_000])
+def test_the_newest_batch_is_there_when_it_is_confirmed(size: int) -> None:
+    both = begun(flush="sync")
+    both.fetch(3)
+    both.fetch(3)
+    both.fetch()
+    for number in range(3, 9):
+        with both.another():
+            both.produce(batch(number, b"%d" % number * size))
+            both.produce(batch(number + 100, b"refused"))
+        assert len(both.fetch().records) > size
+        both.fetch(number + 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"offset": 99},
+        {"offset": -1},
+        {"offset": 3, "leader_epoch": 4},
+        {"offset": 3, "leader_epoch": -1},
+        {"offset": 0, "max_bytes": 1},
+        {"offset": 0, "isolation_level": 1},
+        {"offset": 0, "rack_id": "r"},
+        {"offset": None, "forgotten_topics_data": [{"topic_id": TOPIC_ID, "partitions": [0]}]},
+        {"offset": None, "topics": [{"topic_id": UUID(int=6), "partitions": [{"partition": 0}]}]},
+        {"offset": None, "topics": [{"topic_id": TOPIC_ID, "partitions": [{"partition": 1}]}]},
+    ],
+)
+def test_fetches_that_ask_for_something_else(changes: dict[str, Any]) -> None:
+    both = begun()
+    for offset in (3, 3, None, None):
+        both.fetch(offset)
+    both.fetch(**changes)
+    for offset in (None, 3, None, 0):
+        both.fetch(offset)
+
+
+def test_a_session_of_another_epoch_is_refused() -> None:
+    both = begun()
+    for offset in (3, 3, None, None):
+        both.fetch(offset)
+    number, epoch = both.session
+    both.session = (number, epoch + 1)
+    assert both.fetch() == 71
+    assert both.fetch(0).records is not None, "a new session"
+
+
+def test_a_fetch_that_waits_is_answered_when_there_is_something() -> None:
+    both = begun()
+    for offset in (3, 3, None):
+        both.fetch(offset, max_wait=0)
+    assert both.fetch(3, max_wait=500) is None
+    with both.another():
+        both.produce(batch(3, b"woken"))
+    assert b"woken" in both.short.wire.sent[1]
+    both.session = (both.session[0], both.session[1] + 1)
+    assert both.fetch(3, max_wait=500).records is not None
+    assert both.fetch(4, max_wait=500, min_bytes=10**6) is None
+    assert both.short.later(600) == both.long.later(600) != []
+
+
+def test_transactions_are_left_to_the_long_way() -> None:
+    both = begun()
+    for offset in (3, 3, None, None):
+        both.fetch(offset)
+    count = both.short_count
+
+    def begin(broker: KafkaBroker) -> None:
+        broker.core.producers.partition(STORED, 0).stable.data(50, 3)
+
+    both.each(begin)
+    assert both.fetch() == 0
+    assert both.short_count == count
+
+
+def test_a_topic_that_goes_and_comes_again() -> None:
+    both = begun()
+    for offset in (3, 3, None, None):
+        both.fetch(offset)
+    both.send((20, 6, {"topics": [{"name": TOPIC, "topic_id": None}], "timeout": 1000}))
+    assert both.fetch() is not None
+    with mock.patch("uuid.uuid4", return_value=UUID(int=9)):
+        both.each(lambda broker: broker.topic(TOPIC, 3))
+    both.fetch()
+    both.fetch(3)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("send"), st.integers(0, 2), st.integers(1, 3), st.integers(0, 200)),
+            st.tuples(st.just("again"), st.integers(0, 2)),
+            st.tuples(st.just("fetch"), st.none() | st.integers(0, 12)),
+            st.tuples(st.just("next")),
+            st.tuples(st.just("cut"), st.integers(0, 8)),
+        ),
+        max_size=40,
+    ),
+    st.sampled_from(["async", "sync"]),
+)
+def test_any_mix_of_requests(steps: list[tuple[Any, ...]], flush: str) -> None:
+    both = Both(flush=flush)
+    sequences, last, high = [0, 0, 0], [b"", b"", b""], 0
+    for kind, *rest in steps:
+        if kind == "send":
+            partition, count, size = rest
+            last[partition] = batch(sequences[partition], *[b"x" * size] * count)
+            sequences[partition] += count
+            both.produce(last[partition], partition)
+        elif kind == "again":
+            if last[rest[0]]:
+                both.produce(last[rest[0]], rest[0])
+        elif kind == "fetch":
+            both.fetch(0 if both.session == (0, 0) and rest[0] is None else rest[0])
+        elif kind == "cut":
+            part = {"partition_index": 0, "offset": min(rest[0], sequences[0])}
+            topics = [{"name": TOPIC, "partitions": [part]}]
+            both.send((21, 2, {"topics": topics, "timeout": 1000}))
+        else:
+            high = sequences[0]
+            both.fetch(high)
