@@ -1,60 +1,29 @@
-"""This module serves requests that say what an earlier one of the same connection said.
+"""This module stores batches of requests that say what an earlier one of the same connection said.
 
-A producer that sends record after record to one partition, and a consumer that reads one, wait for
-each answer: what a request takes is what they wait for. All but the newest is known from the
-request before: who asks, in which version, which topic, which partition, and that it may be written
-or read. So it is looked up once and kept for the connection, as long as nothing of it changes.
+A producer that sends record after record to one partition waits for each answer: what a request
+takes is what it waits for. All but the batch is known from the request before: who sends, in which
+version, which topic, which partition, and that it may be written. So it is looked up once and kept
+for the connection, as long as nothing of it changes. `kafka_fetch_again.py` does it for consumers.
 
-    producer    batches to one partition that `quick_produce.py` takes, with acks
-    consumer    a fetch session of one partition that no transaction is in
-
-Whatever is different takes the long way (`kafka_produce.py`, `kafka_fetch.py`), which does the
-same: neither leaves anything behind that the other would not.
+Whatever is different, and what `quick_produce.py` does not take, goes the long way
+(`kafka_produce.py`), which does the same: neither leaves anything behind that the other would not.
 """
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_api import Answer, AnswerPlace, Peer, Request, code_of
 from sluice.broker.kafka_partitions import KafkaTopic
-from sluice.broker.kafka_sessions import Asked, FetchSessions, Session, next_epoch
-from sluice.broker.kafka_slices import SliceReader, Slices
-from sluice.broker.producer_states import LEADER_EPOCH
 from sluice.broker.quick_produce import QuickProduce
 from sluice.config import BrokerConfig
 from sluice.errors import SluiceError
-from sluice.model import Buffer
-from sluice.protocol.kafka_codes import FETCH, PRODUCE
-from sluice.protocol.kafka_fast import (
-    NO_EPOCH,
-    FetchRequest,
-    ProducedPart,
-    ProduceRequest,
-    TopicKey,
-    write_produced,
-)
-from sluice.protocol.kafka_prepared import (
-    FetchedAnswer,
-    FetchForm,
-    SentForm,
-    StoredAnswer,
-    fetch_form,
-    sent_form,
-)
-from sluice.storage.queue_index import QueueIndex
-from sluice.storage.store import ColdRead
+from sluice.protocol.kafka_codes import PRODUCE
+from sluice.protocol.kafka_fast import ProducedPart, ProduceRequest, TopicKey, write_produced
+from sluice.protocol.kafka_prepared import SentForm, StoredAnswer, sent_form
 
 LINES_MAX: Final = 256  # partitions of one producer's connection; above, they are learnt anew
-_EPOCHS: Final = (NO_EPOCH, LEADER_EPOCH)
-_COMMITTED: Final = 1
-_OFFSET: Final = Struct(">q")
-_new_tuple = tuple.__new__  # half the time of a named tuple's own
-
-
-# --------------------------------------------------------------------------------------- producers
 
 
 class _Line(NamedTuple):
@@ -110,7 +79,7 @@ class ProduceAgain:
         if sent is None or line is None:
             return False
         core, quick = self.core, line.quick
-        if line.config is not core.config or not _is_same(core, line.topic):
+        if line.config is not core.config or not is_same(core, line.topic):
             del self._lines[sent.said]
             return False
         stored = _Stored(self, line)
@@ -162,150 +131,6 @@ def learn_sent(core: BrokerCore, request: Request, sent: ProduceRequest, topic: 
     peer.again = again
 
 
-# --------------------------------------------------------------------------------------- consumers
-
-
-class Desk(NamedTuple):
-    """Who answers fetches: the broker, its sessions, and where its reads ended."""
-
-    core: BrokerCore
-    sessions: FetchSessions
-    reader: SliceReader
-
-
-class FetchAgain:
-    """The fetches of a session with one partition, of one connection."""
-
-    __slots__ = (
-        *("_answer", "_bytes_max", "_config", "_desk", "_form", "_known", "_min_bytes", "_place"),
-        *("_queue", "_topic", "_version", "_waits", "session"),
-    )
-
-    def __init__(
-        self,
-        desk: Desk,
-        request: Request,
-        asked: FetchRequest,
-        form: FetchForm,
-        session: Session,
-        topic: KafkaTopic,
-    ) -> None:
-        (self._place,) = session.parts
-        key, partition = self._place
-        config = desk.core.config
-        self.session = session
-        self._desk = desk
-        self._config = config
-        self._form = form
-        self._known: set[bool] = set()  # the shapes of requests: do they name the partition?
-        self._version = request.version
-        self._topic = topic
-        self._queue = (topic.stored, partition)
-        self._bytes_max = min(max(0, asked.bytes_max), config.kafka_fetch_bytes_max)
-        self._min_bytes = min(asked.min_bytes, self._bytes_max)
-        self._waits = asked.wait_ms > 0
-        self._answer = FetchedAnswer(
-            *(request.version, session.id, key, partition),
-            tells_aborted=asked.isolation == _COMMITTED,
-        )
-
-    def knows(self, *, names_partition: bool) -> bool:
-        return names_partition in self._known
-
-    def learn(self, frame: bytes | memoryview, *, names_partition: bool) -> None:
-        self._known.add(names_partition)
-        self._form.learn(frame, names_partition=names_partition)
-
-    def serve(self, frame: bytes | memoryview, peer: Peer) -> bool:
-        """Answer a fetch; False where that is left to the long way."""
-        core, sessions, reader = self._desk
-        place, session = self._place, self.session
-        read = self._form.read(frame, place[1])
-        if (
-            read is None
-            or read.epoch != session.epoch
-            or sessions.find(session.id) is not session
-            or core.config is not self._config
-            or not _is_same(core, self._topic)
-        ):
-            return False
-        before, store = session.parts.get(place), core.store
-        if before is None or len(session.parts) != 1:
-            return False
-        correlation_id, epoch, changed = read
-        leader_epoch, offset, bytes_max = changed or (before[3], before[1], before[2])
-        states, queue = core.producers.known(*self._queue), store.queues.get(self._queue)
-        if (
-            leader_epoch not in _EPOCHS
-            or states is None
-            or queue is None
-            or not states.stable.is_trivial
-        ):
-            return False
-        high, low = store.reader.max_offset(queue, store.confirmed), queue.start_offset
-        if not low <= offset <= high:
-            return False
-        slices: list[Buffer] = []
-        byte_count = 0
-        if offset < high:
-            newest = states.newest
-            if newest is not None and newest[0] == offset and newest[1] == high:
-                _, _, front, rest = newest
-                slices = [_OFFSET.pack(offset), front, rest]
-                byte_count = _OFFSET.size + len(front) + len(rest)
-            else:
-                room = max(1, min(bytes_max, self._bytes_max))
-                found = _read(reader, queue, offset, high, room)
-                if found is None:
-                    return False
-                slices, byte_count, _ = found
-        if self._waits and byte_count < self._min_bytes:
-            return False
-        if changed is not None:
-            session.parts[place] = _new_tuple(Asked, (place, offset, bytes_max, leader_epoch))
-        session.epoch = next_epoch(epoch)
-        sessions.use(session)
-        answer = peer.place(FETCH, self._version, correlation_id)
-        if session.is_news(place, (high, low)) or byte_count:
-            answer.framed(self._answer.of(correlation_id, high, low, slices, byte_count))
-        else:
-            answer.framed([self._answer.nothing(correlation_id)])
-        return True
-
-
-def learn_fetch(
-    desk: Desk, request: Request, asked: FetchRequest, session: Session, topic: KafkaTopic
-) -> None:
-    """A fetch of a session was served the long way: the next one like it need not be."""
-    names_partition = bool(asked.topics)
-    again = request.peer.again
-    if not isinstance(again, FetchAgain) or again.session is not session:
-        core = desk.core
-        form = fetch_form(request.frame, request.body_at, request.version)
-        if (
-            form is None
-            or not topic.batches
-            or not topic.settings.readable
-            or core.config.permission == "w"
-            or not 0 <= next(iter(session.parts))[1] < topic.partitions
-        ):
-            return
-        again = FetchAgain(desk, request, asked, form, session, topic)
-    elif again.knows(names_partition=names_partition):
-        return
-    again.learn(request.frame, names_partition=names_partition)
-    request.peer.again = again
-
-
-def _read(
-    reader: SliceReader, queue: QueueIndex, offset: int, stop: int, bytes_max: int
-) -> Slices | None:
-    try:
-        return reader.read(queue, offset, stop, bytes_max, set())
-    except ColdRead:
-        return None
-
-
-def _is_same(core: BrokerCore, topic: KafkaTopic) -> bool:
+def is_same(core: BrokerCore, topic: KafkaTopic) -> bool:
     """Whether a topic is there, and as it was."""
     return core.topics.get(topic.stored) is topic.settings

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
-from sluice.broker.kafka_again import Desk, learn_fetch
-from sluice.broker.kafka_api import Answer, KafkaApi, Request
+from sluice.broker.kafka_api import Answer, KafkaApi, Peer, Request
+from sluice.broker.kafka_fetch_again import WAIT_MS_MAX, Desk, FetchAgain, learn_fetch
 from sluice.broker.kafka_partitions import KafkaTopic
 from sluice.broker.kafka_reading import read_batches
 from sluice.broker.kafka_sessions import (
@@ -44,7 +44,6 @@ from sluice.protocol.kafka_fast import (
 from sluice.storage.store import ColdRead
 
 COMMITTED: Final = 1
-_WAIT_MS_MAX: Final = 5 * 60_000
 
 
 class Wanted(NamedTuple):
@@ -90,7 +89,7 @@ class KafkaFetch:
         self._reader = SliceReader(core.store)
         self._held: dict[object, set[_Fetch]] = {}  # by connection
         self._sessions = FetchSessions(lambda: core.config.kafka_fetch_sessions_max, core.now_ms)
-        self._desk = Desk(core, self._sessions, self._reader)
+        self._desk = Desk(core, self._sessions, waiting, self._reader)
 
     def register(self, api: KafkaApi) -> None:
         api.register(kafka_codes.FETCH, 4, 18, self.fetch, is_raw=True)
@@ -113,7 +112,7 @@ class KafkaFetch:
         fetch.bytes_max = min(max(0, asked.bytes_max), limit)
         fetch.min_bytes = min(asked.min_bytes, fetch.bytes_max)  # more would never come
         if asked.wait_ms > 0:
-            fetch.until_ms = self._core.now_ms() + min(asked.wait_ms, _WAIT_MS_MAX)
+            fetch.until_ms = self._core.now_ms() + min(asked.wait_ms, WAIT_MS_MAX)
         self._look(fetch)
 
     def _take_session(
@@ -282,7 +281,9 @@ class KafkaFetch:
             if not held:
                 del self._held[fetch.request.peer]
 
-    def _closed(self, peer: object) -> None:
+    def _closed(self, peer: Peer) -> None:
+        if isinstance(peer.again, FetchAgain):
+            peer.again.drop()
         for fetch in self._held.pop(peer, ()):
             if fetch.waiter is not None:
                 self._waiting.drop(fetch.waiter)

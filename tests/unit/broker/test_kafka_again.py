@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader
 
-from sluice.broker.kafka_again import LINES_MAX, FetchAgain, ProduceAgain
+from sluice.broker.kafka_again import LINES_MAX, ProduceAgain
 from sluice.broker.kafka_api import Node, Peer
 from sluice.broker.kafka_door import Session, build
+from sluice.broker.kafka_fetch_again import FetchAgain
 from sluice.net import Connection
 from sluice.protocol import kafka, kafka_batches
 from sluice.protocol.kafka_batches import Record
@@ -436,16 +437,57 @@ def test_a_session_of_another_epoch_is_refused() -> None:
 
 def test_a_fetch_that_waits_is_answered_when_there_is_something() -> None:
     both = begun()
-    for offset in (3, 3, None):
-        both.fetch(offset, max_wait=0)
+    for offset in (0, 0, 0):
+        both.fetch(offset, max_wait=500)
+    count = both.short_count
     assert both.fetch(3, max_wait=500) is None
     with both.another():
         both.produce(batch(3, b"woken"))
     assert b"woken" in both.short.wire.sent[1]
+    assert both.short_count >= count + 2
     both.session = (both.session[0], both.session[1] + 1)
     assert both.fetch(3, max_wait=500).records is not None
     assert both.fetch(4, max_wait=500, min_bytes=10**6) is None
     assert both.short.later(600) == both.long.later(600) != []
+
+
+def test_a_fetch_that_wants_more_waits_on() -> None:
+    both = begun()
+    limits = {"max_wait": 500, "min_bytes": 150}
+    for offset in (0, 0, 0):
+        both.fetch(offset, **limits)
+    assert both.fetch(3, **limits) is None
+    with both.another():
+        both.produce(batch(3, b"first"))
+        assert len(both.short.wire.sent) == 1, "not enough"
+        both.produce(batch(4, b"second" * 9))
+        _, answer = both.short.wire.sent
+    assert b"first" in answer
+    assert b"second" in answer
+    both.session = (both.session[0], both.session[1] + 1)
+    assert both.fetch(5, **limits) is None
+    with both.another():
+        both.produce(batch(5, b"third"))
+    answers = both.short.later(600)
+    assert answers == both.long.later(600)
+    assert b"third" in answers[0]
+
+
+def test_more_than_one_fetch_of_a_session_under_way() -> None:
+    both = begun()
+    for offset in (0, 0, 0):
+        both.fetch(offset, max_wait=500)
+    number, epoch = both.session
+    held = (FETCH, 17, asked((number, epoch), 3, max_wait=500))
+    following = (FETCH, 17, asked((number, epoch + 1), 3, max_wait=500))
+    count = both.short_count
+    assert both.send(held) == []
+    assert both.short_count == count + 1
+    assert both.send(following) == []
+    answers = both.short.later(600)
+    assert answers == both.long.later(600)
+    first, second = (read_answer(FETCH, 17, each) for each in answers)
+    assert (first.error_code, second.error_code) == (71, 0)
 
 
 def test_transactions_are_left_to_the_long_way() -> None:
@@ -472,6 +514,44 @@ def test_a_topic_that_goes_and_comes_again() -> None:
         both.each(lambda broker: broker.topic(TOPIC, 3))
     both.fetch()
     both.fetch(3)
+
+
+def held(both: Both) -> None:
+    """A fetch waits at the end."""
+    for offset in (0, 0, 0):
+        both.fetch(offset, max_wait=500)
+    count = both.short_count
+    assert both.fetch(3, max_wait=500) is None
+    assert both.short_count == count + 1
+
+
+def test_nobody_waits_for_a_connection_that_is_gone() -> None:
+    both = begun()
+    held(both)
+    for side in (both.short, both.long):
+        side.api.closed(side.session)
+    with both.another():
+        both.produce(batch(3, b"later"))
+    assert len(both.short.wire.sent) == 1, "the producer's answer"
+    assert both.short.later(600) == []
+
+
+def test_what_cannot_be_told_any_more_is_asked_again() -> None:
+    """While it waits, the topic may not be read any more."""
+    both = begun()
+    held(both)
+
+    def forbid(broker: KafkaBroker) -> None:
+        topic = broker.core.topics.get(STORED)
+        assert topic is not None
+        broker.core.topics.put([replace(topic, perm=2)])
+
+    both.each(forbid)
+    (answer,) = both.short.later(600)
+    assert read_answer(FETCH, 17, answer).responses == ()
+    (answer,) = both.long.later(600)
+    both.session = (both.session[0], both.session[1] + 1)
+    assert both.fetch().error_code == 29
 
 
 @settings(max_examples=60)
