@@ -66,6 +66,8 @@ class Member {
   }
 }
 
+const OFFSETS_TRIES = 200
+
 class Transactor {
   constructor(producer, transaction) {
     Object.assign(this, { producer, transaction, isBegun: true })
@@ -80,9 +82,18 @@ class Transactor {
     return this.transaction.send({ topic, acks: -1, messages: [{ partition, value }] })
   }
 
-  offsets(consumerGroupId, topic, partition, offset, metadata) {
+  // While the transaction before is still being ended the broker says so; this client tries again
+  // by itself where it sends records, and not where it sends offsets.
+  async offsets(consumerGroupId, topic, partition, offset, metadata) {
     const partitions = [{ partition, offset: String(offset), metadata }]
-    return this.transaction.sendOffsets({ consumerGroupId, topics: [{ topic, partitions }] })
+    for (let tries = 0; ; tries++) {
+      try {
+        return await this.transaction.sendOffsets({ consumerGroupId, topics: [{ topic, partitions }] })
+      } catch (error) {
+        if (error.type !== 'CONCURRENT_TRANSACTIONS' || tries === OFFSETS_TRIES) throw error
+        await new Promise(resolve => setTimeout(resolve, 50))
+      }
+    }
   }
 
   end(isCommit) {
