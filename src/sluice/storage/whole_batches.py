@@ -124,7 +124,7 @@ class BatchLane:
         )
         if crc_bytes:
             # The checksum of the whole follows from those of its parts: no byte is summed up twice.
-            tail += records.crc_property(
+            tail += records.lone_crc_property(
                 crc32(tail, crc32_combine(crc32(head), body_crc, body_bytes))
             )
         log.stage_parts((head + front, rest, tail), size)

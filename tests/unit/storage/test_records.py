@@ -400,3 +400,8 @@ def test_the_keys_of_an_append_are_those_that_property_value_finds(
     assert records.message_keys(properties) == tuple(
         records.property_value(properties, name) or b"" for name in (b"UNIQ_KEY", b"KEYS", b"TAGS")
     )
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_both_ways_to_write_a_checksum_are_the_same(crc: int) -> None:
+    assert records.lone_crc_property(crc) == records.crc_property(crc)
