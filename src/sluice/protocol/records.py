@@ -297,13 +297,6 @@ def crc_property(crc: int) -> bytes:
     return b"".join(crc_parts(crc))
 
 
-def lone_crc_property(crc: int) -> bytes:
-    """The same for an entry that comes alone: between other work the tables above are not in the
-    processor's cache, and then formatting is quicker.
-    """
-    return b"%s%s\x02" % (CRC_NAME, (b"%010d" % (crc & _MASK_31))[::-1])
-
-
 def blank(room_bytes: int) -> bytes:
     """The mark at the end of a file that has no room for the next entry."""
     assert room_bytes >= BLANK_BYTES, "appends always leave room for the end-of-file mark"

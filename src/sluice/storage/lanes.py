@@ -180,7 +180,7 @@ class Lane:
         )
         properties_size = (properties_bytes + encoder.crc_bytes).to_bytes(2, "big")
         entry = b"".join((head, body, self._topic_field, properties_size, properties))
-        log.stage(entry + records.lone_crc_property(crc32(entry)))
+        log.stage(entry + records.crc_property(crc32(entry)))
         code = records.java_hash(keys[2]) if keys[2] else 0
         queue.next_offset = offset + 1
         found: tuple[Found, ...] = ()
