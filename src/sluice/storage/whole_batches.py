@@ -30,7 +30,7 @@ _new_tuple = tuple.__new__  # half the time of a named tuple's own
 
 
 def crc_property(crc: int) -> bytes:
-    """What `records.crc_property` gives; where its tables are not in the processor's cache, sooner."""
+    """What `records.crc_property` gives, sooner where the processor's cache has not its tables."""
     return b"%s%s\x02" % (records.CRC_NAME, (b"%010d" % (crc & _MASK_31))[::-1])
 
 
