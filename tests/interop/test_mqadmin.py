@@ -213,7 +213,7 @@ def check_contents(by_line: dict[str, Output]) -> None:
     has(f"queryMsgByOffset -t Orders -b {BROKER} -i 1 -o 2", r"Keys: +\[key-2\]")
     has("clusterList", rf"{CLUSTER} +{BROKER} +0 +ADDRESS +V5_5_0", r"true$")
     has("clusterList -m", rf"{CLUSTER} +{BROKER} +0 +0 +6 +\d+")
-    has("consumerProgress", r"readers +1 +V5_5_0 +PUSH +CLUSTERING +0 +0")
+    has("consumerProgress", r"readers +1 +V5_5_0 +PUSH +CLUSTERING +N +0")
     has("consumerProgress -g readers", r"Orders +broker-a +1 +5 +5 +0 +0", r"Diff Total: 0")
     has("consumerStatus -g readers", "Same subscription", "Rebalance OK")
     has("consumerConnection -g readers", r"@readers +ADDRESS +JAVA +V5_5_0", r"Orders +\*")
