@@ -150,7 +150,7 @@ _MASKS: tuple[tuple[str, str], ...] = (
     (r" __CRC32#=\d+,", ""),  # Sluice stores a checksum over the whole message
     (r"(?<![\d.])\d+\.\d+(?![\d.])", "F"),  # rates and times
     # Messages a second, whole ones: Apache's broker counts every ten seconds, ours at once.
-    (r"(?<=CLUSTERING) +\d+(?= +\d+$)", " N"),
+    (r"(?<=CLUSTERING) +\d+(?= +\d+ *$)", " N"),
     (r"\b\d+-\d+(?=\(F)", "P"),  # how far timers are behind at this moment
     (r"(?<=true                    )\d+", "N"),  # how long a send took
     (r"[\w.$]+(?:\$\$Lambda\$\d+/0x[0-9a-f]+)?@[0-9a-f]{5,8}\b", "OBJECT"),
