@@ -9,11 +9,18 @@ of committed records may see ends where the first undecided transaction begins.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_api import Answer, KafkaApi, Peer, Request
-from sluice.broker.kafka_fetch_again import WAIT_MS_MAX, Desk, FetchAgain, learn_fetch
+from sluice.broker.kafka_fetch_again import (
+    COMMITTED,
+    EPOCHS,
+    WAIT_MS_MAX,
+    Desk,
+    FetchAgain,
+    learn_fetch,
+)
 from sluice.broker.kafka_partitions import KafkaTopic
 from sluice.broker.kafka_reading import read_batches
 from sluice.broker.kafka_sessions import (
@@ -34,7 +41,6 @@ from sluice.errors import RecordDamaged, SluiceError
 from sluice.protocol import kafka_codes
 from sluice.protocol.kafka_fast import (
     FETCH_IDS,
-    NO_EPOCH,
     FetchedPart,
     FetchRequest,
     TopicKey,
@@ -42,8 +48,6 @@ from sluice.protocol.kafka_fast import (
     write_fetched,
 )
 from sluice.storage.store import ColdRead
-
-COMMITTED: Final = 1
 
 
 class Wanted(NamedTuple):
@@ -105,9 +109,8 @@ class KafkaFetch:
         fetch.session = session
         if session is not None and asked.session_epoch > FIRST_EPOCH:
             fetch.next_epoch = session.epoch
-            topic = fetch.wanted[0].topic
-            if len(fetch.wanted) == 1 and topic is not None and not asked.forgotten:
-                learn_fetch(self._desk, request, asked, session, topic)
+            if len(fetch.wanted) == 1 and not asked.forgotten:
+                learn_fetch(self._desk, request, asked, session, fetch.wanted[0].topic)
         limit = self._core.config.kafka_fetch_bytes_max
         fetch.bytes_max = min(max(0, asked.bytes_max), limit)
         fetch.min_bytes = min(asked.min_bytes, fetch.bytes_max)  # more would never come
@@ -329,7 +332,7 @@ def _forgotten(request: FetchRequest) -> list[Place]:
 
 def epoch_code(leader_epoch: int) -> int:
     """Whether a client knows another leader than this one."""
-    if leader_epoch in (NO_EPOCH, LEADER_EPOCH):
+    if leader_epoch in EPOCHS:
         return 0
     if leader_epoch < LEADER_EPOCH:
         return kafka_codes.FENCED_LEADER_EPOCH

@@ -32,8 +32,8 @@ from sluice.protocol.kafka_prepared import FetchedAnswer, FetchForm, fetch_form
 from sluice.storage.store import ColdRead
 
 WAIT_MS_MAX: Final = 5 * 60_000
-_EPOCHS: Final = (NO_EPOCH, LEADER_EPOCH)
-_COMMITTED: Final = 1
+COMMITTED: Final = 1  # the isolation of readers that see no transaction before its end
+EPOCHS: Final = (NO_EPOCH, LEADER_EPOCH)  # of a leader: none, or the one there is
 _OFFSET: Final = Struct(">q")
 _new_tuple = tuple.__new__  # half the time of a named tuple's own
 
@@ -100,8 +100,13 @@ class FetchAgain:
         self._wait_ms = min(max(0, asked.wait_ms), WAIT_MS_MAX)
         self._answer = FetchedAnswer(
             *(request.version, session.id, key, partition),
-            tells_aborted=asked.isolation == _COMMITTED,
+            tells_aborted=asked.isolation == COMMITTED,
         )
+
+    def is_for(self, session: Session, topic: KafkaTopic | None) -> bool:
+        """Whether it still answers the fetches of this session: nothing has changed."""
+        is_same_topic, is_same_config = self._topic is topic, self._config is self._desk.core.config
+        return self.session is session and is_same_topic and is_same_config
 
     def knows(self, *, names_partition: bool) -> bool:
         return names_partition in self._known
@@ -131,7 +136,7 @@ class FetchAgain:
             return False
         correlation_id, epoch, changed = read
         leader_epoch, offset, bytes_max = changed or (before[3], before[1], before[2])
-        if leader_epoch not in _EPOCHS:
+        if leader_epoch not in EPOCHS:
             return False
         found = self._find(offset, bytes_max)
         if found is None:
@@ -224,16 +229,17 @@ class FetchAgain:
 
 
 def learn_fetch(
-    desk: Desk, request: Request, asked: FetchRequest, session: Session, topic: KafkaTopic
+    desk: Desk, request: Request, asked: FetchRequest, session: Session, topic: KafkaTopic | None
 ) -> None:
     """A fetch of a session was served the long way: the next one like it need not be."""
     names_partition = bool(asked.topics)
     again = request.peer.again
-    if not isinstance(again, FetchAgain) or again.session is not session:
+    if not isinstance(again, FetchAgain) or not again.is_for(session, topic):
         core = desk.core
         form = fetch_form(request.frame, request.body_at, request.version)
         if (
             form is None
+            or topic is None
             or not topic.batches
             or not topic.settings.readable
             or core.config.permission == "w"

@@ -14,7 +14,8 @@ import numpy as np
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_api import Answer, KafkaApi, Request
-from sluice.broker.kafka_fetch import COMMITTED, epoch_code
+from sluice.broker.kafka_fetch import epoch_code
+from sluice.broker.kafka_fetch_again import COMMITTED
 from sluice.broker.kafka_partitions import KafkaTopic
 from sluice.broker.producer_states import LEADER_EPOCH
 from sluice.broker.queue_units import Part, columns, parts_of, times_ms

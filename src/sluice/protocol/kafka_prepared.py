@@ -17,10 +17,9 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from sluice.model import Buffer
-from sluice.protocol.kafka import frame_answer
+from sluice.protocol.kafka import frame_answer, put_uvarint
 from sluice.protocol.kafka_codes import FETCH, PRODUCE
 from sluice.protocol.kafka_fast import (
-    FETCH_FLEXIBLE,
     FETCH_IDS,
     PRODUCE_FLEXIBLE,
     FetchedPart,
@@ -183,8 +182,7 @@ class FetchForm:
 
 
 def fetch_form(frame: bytes | memoryview, body_at: int, version: int) -> FetchForm | None:
-    """The form of a session's fetches; None where the version names topics, or has no tags."""
-    assert FETCH_IDS >= FETCH_FLEXIBLE
+    """The form of a session's fetches; None where the version names topics."""
     return FetchForm(frame, body_at, version) if version >= FETCH_IDS else None
 
 
@@ -224,20 +222,13 @@ class FetchedAnswer:
         self, correlation_id: int, high: int, start: int, slices: list[Buffer], byte_count: int
     ) -> list[Buffer]:
         """What the partition has; all of it is decided, up to `high`."""
-        length = byte_count + 1
-        if length <= _ONE_BYTE_MAX:
-            coded = bytes((length,))
-        else:
-            coded = b""
-            while length > _ONE_BYTE_MAX:
-                coded += bytes((length & 0x7F | 0x80,))
-                length >>= 7
-            coded += bytes((length,))
+        coded: list[bytes] = []  # byte by byte
+        put_uvarint(coded, byte_count + 1)
         size = 4 + len(self._before) + _FETCHED.size + len(self._middle) + len(coded) + byte_count
         head = self._pack(
             *(size + 3, correlation_id, self._before),
             *(self._partition, 0, high, high, start, self._middle),
         )
         if size <= _JOINED_BYTES_MAX:
-            return [b"".join((head, coded, *slices, b"\0\0\0"))]
-        return [head + coded, *slices, b"\0\0\0"]
+            return [b"".join((head, *coded, *slices, b"\0\0\0"))]
+        return [b"".join((head, *coded)), *slices, b"\0\0\0"]

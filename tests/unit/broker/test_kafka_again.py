@@ -425,6 +425,16 @@ def test_fetches_that_ask_for_something_else(changes: dict[str, Any]) -> None:
         both.fetch(offset)
 
 
+def test_after_a_change_fetches_are_learnt_anew() -> None:
+    both = begun()
+    for offset in (3, 3, None, None):
+        both.fetch(offset)
+    count = both.short_count
+    both.each(lambda each: each.core.reconfigure(replace(each.core.config, pull_count_max=7)))
+    assert (both.fetch(), both.short_count) == (0, count), "the next one takes the long way"
+    assert (both.fetch(), both.short_count) == (0, count + 1)
+
+
 def test_a_session_of_another_epoch_is_refused() -> None:
     both = begun()
     for offset in (3, 3, None, None):
@@ -570,22 +580,20 @@ def test_what_cannot_be_told_any_more_is_asked_again() -> None:
 )
 def test_any_mix_of_requests(steps: list[tuple[Any, ...]], flush: str) -> None:
     both = Both(flush=flush)
-    sequences, last, high = [0, 0, 0], [b"", b"", b""], 0
+    sequences, last = [0, 0, 0], [b"", b"", b""]
     for kind, *rest in steps:
         if kind == "send":
             partition, count, size = rest
             last[partition] = batch(sequences[partition], *[b"x" * size] * count)
             sequences[partition] += count
             both.produce(last[partition], partition)
-        elif kind == "again":
-            if last[rest[0]]:
-                both.produce(last[rest[0]], rest[0])
+        elif kind == "again" and last[rest[0]]:
+            both.produce(last[rest[0]], rest[0])
         elif kind == "fetch":
             both.fetch(0 if both.session == (0, 0) and rest[0] is None else rest[0])
         elif kind == "cut":
             part = {"partition_index": 0, "offset": min(rest[0], sequences[0])}
             topics = [{"name": TOPIC, "partitions": [part]}]
             both.send((21, 2, {"topics": topics, "timeout": 1000}))
-        else:
-            high = sequences[0]
-            both.fetch(high)
+        elif kind == "next":
+            both.fetch(sequences[0])
