@@ -85,6 +85,7 @@ class Contestant:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
+        os.sync()  # so that the disk is at rest: the other side has written, too
         os.killpg(self.pid, signal.SIGCONT)
         try:
             yield

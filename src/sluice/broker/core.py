@@ -54,8 +54,17 @@ class Service(Protocol):
         """Some ten times a second. Failures are the service's own to report."""
 
 
+class Timer(Protocol):
+    """Something that is called later, unless it is cancelled."""
+
+    def cancel(self) -> None: ...
+
+
 class BrokerCore:
     """The services that the doors share."""
+
+    # Calls something after so many seconds; None where only ticks tell of the time.
+    call_later: Callable[[float, Callable[[], None]], Timer] | None = None
 
     def __init__(
         self,

@@ -54,11 +54,11 @@ class _Stored:
         if error is not None:
             self._again.failed(line, answer, error)
             return
+        told = line.answer.of(self.correlation_id, self.offset, self.start_offset)
+        answer.framed([told])
         polls = self._again.core.polls
         if polls.is_awaited:
             polls.wake((line.topic.stored, line.partition))
-        told = line.answer.of(self.correlation_id, self.offset, self.start_offset)
-        answer.framed([told])
 
 
 class ProduceAgain:

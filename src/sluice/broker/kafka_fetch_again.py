@@ -5,8 +5,11 @@ those of a session, and name at most the place of the one partition: all else is
 fetch before. So it is looked up once and kept for the connection, as long as nothing of it changes;
 what was just sent to the partition is in memory still.
 
-    fetch --> there is enough, or it would not wait      answered
-          --> it waits                                   held until there is, or its time is over
+    fetch --> there is enough            answered
+          --> it waits                   held until there is, or its time is over
+          --> it would not wait          the same, for a moment (`kafka_fetch_pause_ms`): who asks
+                                         again and again, without waiting, has what comes in that
+                                         moment with this answer, and not with the one after it
 
 Transactions, and whatever else is different, go the long way (`kafka_fetch.py`), which does the
 same: neither leaves anything behind that the other would not.
@@ -17,7 +20,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-from sluice.broker.core import BrokerCore
+from sluice.broker.core import BrokerCore, Timer
 from sluice.broker.kafka_again import is_same
 from sluice.broker.kafka_api import AnswerPlace, Peer, Request
 from sluice.broker.kafka_partitions import KafkaTopic
@@ -57,21 +60,25 @@ class _Found(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """A fetch that waits. `epoch`: of its session, until the next one comes."""
+    """A fetch that waits. `epoch`: of its session, until the next one comes; `until_ms`: 0 where it
+    waits for a moment only.
+    """
 
     answer: AnswerPlace
     correlation_id: int
     offset: int
     bytes_max: int
     epoch: int
+    until_ms: int
 
 
 class FetchAgain:
     """The fetches of a session with one partition, of one connection."""
 
     __slots__ = (
-        *("_answer", "_bytes_max", "_config", "_desk", "_form", "_held", "_known", "_min_bytes"),
-        *("_place", "_queue", "_topic", "_version", "_wait_ms", "session"),
+        *("_answer", "_bytes_max", "_config", "_desk", "_form", "_held", "_is_at_end", "_known"),
+        *("_min_bytes", "_place", "_queue", "_timer", "_topic", "_version", "_wait_ms", "_waiter"),
+        "session",
     )
 
     def __init__(
@@ -91,7 +98,10 @@ class FetchAgain:
         self._config = config
         self._form = form
         self._known: set[bool] = set()  # the shapes of requests: do they name the partition?
-        self._held: tuple[_Held, Waiter] | None = None
+        self._held: _Held | None = None
+        self._is_at_end = False  # it hears at once of what comes; else the waiter does
+        self._waiter: Waiter | None = None  # keeps the time of what is held
+        self._timer: Timer | None = None  # or this, that of a moment
         self._version = request.version
         self._topic = topic
         self._queue = (topic.stored, partition)
@@ -193,39 +203,67 @@ class FetchAgain:
 
     def _hold(self, answer: AnswerPlace, correlation_id: int, offset: int, bytes_max: int) -> bool:
         """Let a fetch wait until there is more; False where it may not."""
-        if not self._wait_ms:
-            return False
-        until_ms = self._desk.core.now_ms() + self._wait_ms
-        return self._wait(
-            _Held(answer, correlation_id, offset, bytes_max, self.session.epoch), until_ms
-        )
+        core, wait_ms = self._desk.core, self._wait_ms
+        until_ms = core.now_ms() + wait_ms if wait_ms else 0
+        about = (answer, correlation_id, offset, bytes_max, self.session.epoch, until_ms)
+        held = _new_tuple(_Held, about)
+        return self._wait(held) if wait_ms else self._pause(held)
 
-    def _wait(self, held: _Held, until_ms: int) -> bool:
-        waiter = Waiter((self._queue,), until_ms, self._look)
-        if not self._desk.waiting.wait(waiter):
+    def _wait(self, held: _Held) -> bool:
+        core, _, waiting, _ = self._desk
+        self._is_at_end = core.polls.stand(self._queue, self._look)
+        waiter = Waiter(() if self._is_at_end else (self._queue,), held.until_ms, self._look)
+        if not waiting.wait(waiter):
             return False
-        self._held = held, waiter
+        self._held, self._waiter = held, waiter
         return True
+
+    def _pause(self, held: _Held) -> bool:
+        """Let a fetch wait for a moment that would not wait."""
+        core, pause_ms = self._desk.core, self._config.kafka_fetch_pause_ms
+        if not pause_ms or core.call_later is None:
+            return False
+        if not core.polls.stand(self._queue, self._look):
+            return False
+        self._is_at_end = True
+        self._timer = core.call_later(pause_ms / 1000, self._end_pause)
+        self._held = held
+        return True
+
+    def _end_pause(self) -> None:
+        self._look(timed_out=True)
 
     def _look(self, timed_out: bool) -> None:
         """There is something new, or the time is over."""
-        assert self._held is not None, "only what is held is looked at again"
-        (held, waiter), self._held = self._held, None
-        answer, correlation_id, offset, bytes_max, epoch = held
+        held = self._release()
+        assert held is not None, "only what is held is looked at again"
+        answer, correlation_id, offset, bytes_max, epoch, until_ms = held
         if self.session.epoch != epoch:  # the next one came over another way meanwhile
             code = INVALID_FETCH_SESSION_EPOCH
             answer(write_fetched(self._version, code, self.session.id, []))
             return
         found = self._find(offset, bytes_max)
         is_short = found is not None and found.byte_count < self._min_bytes
-        if timed_out or not is_short or not self._wait(held, waiter.until_ms):
+        if timed_out or not is_short or not until_ms or not self._wait(held):
             self._tell(answer, correlation_id, found)
+
+    def _release(self) -> _Held | None:
+        """What is held, which is not any longer: neither time nor queue call for it."""
+        held, self._held = self._held, None
+        if self._is_at_end:
+            self._is_at_end = False
+            self._desk.core.polls.leave(self._queue)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiter is not None:
+            self._desk.waiting.drop(self._waiter)
+            self._waiter = None
+        return held
 
     def drop(self) -> None:
         """The connection is gone: nobody waits any more."""
-        if self._held is not None:
-            (_, waiter), self._held = self._held, None
-            self._desk.waiting.drop(waiter)
+        self._release()
 
 
 def learn_fetch(

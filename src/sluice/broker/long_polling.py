@@ -5,6 +5,9 @@ queue that wants it (its tag matches); reads that are woken ask again and may be
 number of held reads is bounded, in all and for one owner: above it a read is refused. It must not
 be answered as if there were nothing: a client would ask again at once, and again.
 
+One reader of a queue may stand at its end instead, and keeps its time itself: it hears of whatever
+comes at once, with as little ado as possible. That is who waits for each message by itself.
+
 This module does not read and does not answer: it decides who is to be asked again, and when. Time
 is an argument.
 """
@@ -46,10 +49,11 @@ class LongPolling:
     ) -> None:
         self._held: dict[QueueName, list[HeldRead]] = {}
         self._by_owner: Counter[object] = Counter()
+        self._at_end: dict[QueueName, Callable[[bool], None]] = {}
         self._is_shut = False
         # By topic: who wants to hear of whatever comes, in any of its queues.
         self.watchers: dict[str, Callable[[QueueName], None]] = {}
-        self.held_count = 0
+        self.held_count = 0  # with those who stand at an end
         self.held_max = held_max
         self.held_per_owner_max = held_per_owner_max
 
@@ -67,6 +71,28 @@ class LongPolling:
         self._by_owner[read.owner] += 1
         self.held_count += 1
         return True
+
+    def stand(self, queue: QueueName, look: Callable[[bool], None]) -> bool:
+        """Let a reader stand at the end of a queue: `look(timed_out)` is called once, as soon as
+        something comes. False: another one stands there, or there is no room; it may be held.
+        """
+        if self._is_shut or queue in self._at_end or self.held_count >= self.held_max:
+            return False
+        self._at_end[queue] = look
+        self.held_count += 1
+        return True
+
+    def leave(self, queue: QueueName) -> None:
+        """Who stands at the end of a queue does not wait any longer; it is not asked again."""
+        if self._at_end.pop(queue, None) is not None:
+            self.held_count -= 1
+
+    def _call(self, queue: QueueName, *, timed_out: bool) -> None:
+        """Who stands at the end of a queue looks again."""
+        look = self._at_end.pop(queue, None)
+        if look is not None:
+            self.held_count -= 1
+            look(timed_out)
 
     def _check_room(self, read: HeldRead) -> None:
         if self.held_count >= self.held_max:
@@ -90,6 +116,7 @@ class LongPolling:
 
     def arrived(self, queue: QueueName, tags_code: int) -> None:
         """A message became readable."""
+        self._call(queue, timed_out=False)
         if queue in self._held:
             self._wake(
                 queue, lambda read: read.wants is None or read.wants(tags_code), timed_out=False
@@ -99,7 +126,9 @@ class LongPolling:
 
     def wake(self, queue: QueueName) -> None:
         """Something else changed for this queue (an offset was reset): everybody asks again."""
-        self._wake(queue, lambda read: True, timed_out=False)
+        self._call(queue, timed_out=False)
+        if queue in self._held:
+            self._wake(queue, lambda read: True, timed_out=False)
         if queue[0] in self.watchers:
             self.watchers[queue[0]](queue)
 
@@ -142,6 +171,8 @@ class LongPolling:
     def shut(self) -> None:
         """The broker stops: everybody gets an answer, and nobody waits any more."""
         self._is_shut = True
+        for queue in list(self._at_end):
+            self._call(queue, timed_out=True)
         for queue in list(self._held):
             self._wake(queue, lambda read: True, timed_out=True)
 

@@ -124,6 +124,7 @@ class Broker:
             self._background.close()
             raise
         self.core = BrokerCore(config, self.store, self._now_ms, loop.call_soon)
+        self.core.call_later = loop.call_later
         self.core.reconfigure(restored(config, self.store, self._pinned))
         self.api = RemotingApi(self.core)
         self.core.address = join_address(host, self.port)

@@ -70,6 +70,15 @@ class KafkaConfig(KafkaGroupsConfig):
         1024 * MIB,
         dynamic=True,
     )
+    kafka_fetch_pause_ms: int = millis(
+        1,
+        "How long a fetch that finds nothing and would not wait (fetch.max.wait.ms=0) is held all "
+        "the same, where its consumer reads one partition: what comes meanwhile goes with its "
+        "answer. 0 answers at once.",
+        0,
+        100,
+        dynamic=True,
+    )
     kafka_fetch_sessions_max: int = count(
         1000,
         "Fetch sessions of Kafka consumers; one that is idle or small makes room.",
