@@ -35,6 +35,7 @@ STORED = (
 # From the bottom to the top: a storage module may import those of lower tiers only.
 STORAGE_TIERS = (
     ("stretches", "system_calls"),
+    ("page_cache",),
     ("files",),
     ("admission", "background", "crash_model", "key_index_file", "retention", "snapshot"),
     ("early_writes", "key_batches", "slow_pages"),

@@ -61,7 +61,7 @@ class _Fetch:
     """One fetch that is being answered."""
 
     __slots__ = (
-        *("answer", "bytes_max", "cached", "is_last", "isolation", "min_bytes", "request"),
+        *("answer", "bytes_max", "is_last", "isolation", "min_bytes", "request"),
         *("next_epoch", "results", "session", "total_bytes", "until_ms", "waiter", "wanted"),
     )
 
@@ -78,7 +78,6 @@ class _Fetch:
         self.is_last = False  # its time is over: it is answered as it is
         self.results: list[FetchedPart] = []
         self.total_bytes = 0
-        self.cached: set[int] = set()  # stretches of the log that were seen to be in memory
         self.waiter: Waiter | None = None
         self.session: Session | None = None
         self.next_epoch = 0  # of the session; 0: all is answered, not only what is new
@@ -165,7 +164,6 @@ class KafkaFetch:
         """Read, then answer or wait."""
         fetch.results = []
         fetch.total_bytes = 0
-        fetch.cached.clear()
 
         def ask() -> bool:
             # What was read before a part had to come from the disk is not read again.
@@ -241,7 +239,7 @@ class KafkaFetch:
             aborted = [] if fetch.isolation == COMMITTED else None
             return FetchedPart(partition, 0, high, stable, low, aborted)
         where = (topic, partition, offset, stop, max(1, room))
-        read = read_batches(core, *where, self._reader, fetch.cached)
+        read = read_batches(core, *where, self._reader)
         if read.is_outside:
             return FetchedPart(partition, kafka_codes.OFFSET_OUT_OF_RANGE)
         slices, byte_count = read.slices, read.byte_count

@@ -183,7 +183,7 @@ class FetchAgain:
             return _Found(high, low, slices, _OFFSET.size + len(front) + len(rest))
         try:
             room = max(1, min(bytes_max, self._bytes_max))
-            read = reader.read(queue, offset, high, room, set())
+            read = reader.read(queue, offset, high, room)
         except ColdRead:
             return None
         return None if read is None else _Found(high, low, read.slices, read.byte_count)

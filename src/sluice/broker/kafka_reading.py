@@ -47,18 +47,17 @@ def read_batches(
     stop: int,
     bytes_max: int,
     reader: SliceReader | None = None,
-    cached: set[int] | None = None,
 ) -> Read:
     """Batches from `offset` on that begin below `stop`. May raise `ColdRead`.
 
-    `reader` remembers where reads ended, `cached` what is in memory: see there.
+    `reader` remembers where reads ended, and what is in memory.
     """
     queue = core.store.queues.get((topic.stored, partition))
     if queue is not None:
         low, high = queue.start_offset, core.store.max_offset(topic.stored, partition)
         if low <= offset < high:
             reader = reader or SliceReader(core.store)
-            found = reader.read(queue, offset, stop, bytes_max, set() if cached is None else cached)
+            found = reader.read(queue, offset, stop, bytes_max)
             if found is not None:
                 return Read(low, high, *found)
     result = core.store.read(

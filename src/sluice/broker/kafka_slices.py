@@ -8,19 +8,26 @@ A consumer asks, reads the answer, works on it, and asks again when it has nothi
 fetch is looked for nobody works, so it has to be quick:
 
     where a read ended the next one begins: its unit is remembered and not searched for
-    the system is asked by stretches of the log what is in memory, once for all partitions of a
-    fetch, whose batches lie between each other
-    unit, entry and batch are compared in one go, and nothing is made of them but the slice
+    the system is asked by stretches of the log what is in memory, once for all partitions, whose
+    batches lie between each other, and for the fetches of the next moment
+    unit, entry and batch are compared in one go, those of many units column by column, and nothing
+    is made of them but the slice
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct, error
+from sys import byteorder
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from sluice.model import Buffer
 from sluice.protocol import kafka_batches, kafka_entries, records
-from sluice.storage.queue_index import BATCH_UNIT, BatchQueueIndex, QueueIndex
+from sluice.storage.queue_index import BATCH_ROW, BATCH_UNIT, BatchQueueIndex, QueueIndex
 
 if TYPE_CHECKING:
     from sluice.storage.store import Store
@@ -29,12 +36,53 @@ UNITS_MAX: Final = 800  # that one read looks at
 _UNITS_AT_ONCE: Final = 96  # about as many as a megabyte of usual batches has
 _PLACES_MAX: Final = 4096
 _STRETCH_BYTES: Final = 4 * 1024 * 1024
+# What is in memory and read by somebody does not go away as quickly.
+_REMEMBERED_NS: Final = 50_000_000
+_CACHED_MAX: Final = 1024
 # Of an entry with IPv4 hosts: size, queue, offset, position, system flag, body size; of the batch
 # that is its body: base offset, length, magic.
 _ENTRY: Final = Struct(">i8xi4xqqi44xiqi4xb")
 _BODY_AT: Final = 88
 _LENGTH_END: Final = 12  # the bytes of a batch that its length does not count
+# The same as columns, with the numbers as they lie there: most are only compared with each other.
+_HEAD: Final = np.dtype(
+    {
+        "names": [
+            "size",
+            "queue",
+            "offset",
+            "position",
+            "flags",
+            "body",
+            "base",
+            "length",
+            "magic",
+        ],
+        "formats": ["u4", "u4", "u8", "u8", "u4", ">i4", "u8", ">i4", "i1"],
+        "offsets": [0, 12, 20, 28, 36, 84, 88, 96, 104],
+        "itemsize": 105,
+    }
+)
+_UNIT: Final = np.dtype(
+    {
+        "names": ["position", "size", "offset"],
+        "formats": ["u8", "u4", "u8"],
+        "offsets": [0, 8, 28],
+        "itemsize": BATCH_UNIT.size,
+    }
+)
+assert _HEAD.itemsize == _ENTRY.size
+_BYTES: Final = np.dtype(f"V{_HEAD.itemsize}")
+_RUN_UNITS_MIN: Final = 16  # of fewer, one after the other is as quick
 _FLAGS: Final = kafka_entries.KAFKA_FLAGS | records.SYS_BORN_V6 | records.SYS_STORE_V6
+
+
+def _as_it_lies(number: int) -> int:
+    return int.from_bytes(number.to_bytes(4, "big"), byteorder)
+
+
+_FLAGS_LIE: Final = np.uint32(_as_it_lies(_FLAGS))
+_KAFKA_LIES: Final = _as_it_lies(kafka_entries.KAFKA_FLAGS)
 
 
 class Slices(NamedTuple):
@@ -68,18 +116,18 @@ class _Ground(NamedTuple):
 class SliceReader:
     """Reads batches of one store. Belongs to the store's owner."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, now_ns: Callable[[], int] = monotonic_ns) -> None:
         self._store = store
+        self._now_ns = now_ns
+        # The stretches that were seen to be in memory, and until when that counts.
+        self._cached_until_ns: dict[int, int] = {}
         # By queue and offset: the number of the unit that begins there. The oldest go.
         self._places: dict[tuple[QueueIndex, int], int] = {}
 
-    def read(
-        self, queue: QueueIndex, offset: int, stop: int, bytes_max: int, cached: set[int]
-    ) -> Slices | None:
+    def read(self, queue: QueueIndex, offset: int, stop: int, bytes_max: int) -> Slices | None:
         """Batches from `offset` on that begin below `stop`: the first whatever its size, then
         within the limit, which counts entries. None: the general way has to look.
 
-        `cached` has the stretches of the log that were seen to be in memory, and gets more of them.
         May raise `ColdRead`.
         """
         older = queue.older
@@ -91,7 +139,9 @@ class SliceReader:
         if not raw or BATCH_UNIT.unpack_from(raw)[4] != offset:
             at = queue.seek(offset, self._store.queue_files, wait=False)
             raw = self._units(queue, at, visible)
-        return self._walk(_Walk(queue, at, visible, raw), offset, stop, bytes_max, cached)
+        begin = _Walk(queue, at, visible, raw)
+        is_run = len(raw) >= _RUN_UNITS_MIN * BATCH_UNIT.size
+        return (self._run if is_run else self._walk)(begin, offset, stop, bytes_max)
 
     def _units(self, queue: QueueIndex, at: int, visible: int) -> bytes | bytearray:
         """Some units from `at` on; empty where there is none."""
@@ -100,9 +150,7 @@ class SliceReader:
         stop = min(at + _UNITS_AT_ONCE, visible)
         return queue.units(at, stop, self._store.queue_files, wait=False)
 
-    def _walk(
-        self, begin: _Walk, offset: int, stop: int, bytes_max: int, cached: set[int]
-    ) -> Slices | None:
+    def _walk(self, begin: _Walk, offset: int, stop: int, bytes_max: int) -> Slices | None:
         """Take batches, unit by unit."""
         queue, at, visible, raw = begin
         last, queue_number = min(at + UNITS_MAX, visible), queue.key.queue_id
@@ -115,7 +163,7 @@ class SliceReader:
                 if first >= stop or (slices and entry_bytes > bytes_max):
                     return self._found(queue, at, Slices(slices, byte_count, next_offset))
                 if not low <= position <= high - size:
-                    ground = self._ground(position, size, cached)
+                    ground = self._ground(position, size)
                     if ground is None:
                         return None
                     view, base, low, high = ground
@@ -141,6 +189,77 @@ class SliceReader:
             raw = self._units(queue, at, last)
         return self._found(queue, at, Slices(slices, byte_count, next_offset))
 
+    def _run(self, begin: _Walk, offset: int, stop: int, bytes_max: int) -> Slices | None:
+        """The same as `_walk`, many units at a time."""
+        queue, at, visible, raw = begin
+        last = min(at + UNITS_MAX, visible)
+        slices: list[Buffer] = []
+        byte_count, next_offset = 0, offset
+        while raw:
+            units = np.frombuffer(raw, BATCH_ROW)
+            sizes = units["size"].astype(np.int64)
+            ends = sizes.cumsum()
+            taken = int(ends.searchsorted(bytes_max, "right"))
+            if not taken and not slices:
+                taken = 1
+            if stop <= BATCH_UNIT.unpack_from(raw, len(raw) - BATCH_UNIT.size)[4]:
+                taken = min(taken, int(units["offset"].searchsorted(stop)))
+            if not taken:
+                break
+            positions = units["position"][:taken].astype(np.int64)
+            added = self._cut(queue, raw, positions, positions + sizes[:taken], slices)
+            if added is None:
+                return None
+            byte_count += added
+            bytes_max -= int(ends[taken - 1])
+            _, _, _, _, first, narrow, _, wide = BATCH_UNIT.unpack_from(
+                raw, (taken - 1) * BATCH_UNIT.size
+            )
+            next_offset = first + (wide or narrow)
+            at += taken
+            if taken < len(units):
+                break
+            raw = self._units(queue, at, last)
+        return self._found(queue, at, Slices(slices, byte_count, next_offset))
+
+    def _cut(
+        self,
+        queue: QueueIndex,
+        raw: bytes | bytearray,
+        positions: npt.NDArray[np.int64],
+        ends: npt.NDArray[np.int64],
+        slices: list[Buffer],
+    ) -> int | None:
+        """Add the batches of the first of these units, whose entries lie from `positions` to
+        `ends`: their bytes, or None where one is not as it must be or cannot be read at once.
+        """
+        units = np.frombuffer(raw, _UNIT)
+        at, count, byte_count = 0, len(positions), 0
+        while at < count:
+            ground = self._ground(int(positions[at]), int(ends[at] - positions[at]))
+            if ground is None:
+                return None
+            view, base, _, high = ground
+            upto = int(ends.searchsorted(high, "right"))
+            starts = positions[at:upto] - base
+            if int(starts[-1]) + _HEAD.itemsize > len(view):
+                return None
+            every = np.ndarray((len(view) - _HEAD.itemsize + 1,), _BYTES, view, 0, (1,))
+            heads = every[starts].view(_HEAD)
+            if not _is_as_told(heads, units[at:upto], queue.key.queue_id):
+                return None
+            sizes = heads["body"].astype(np.int64)
+            if (
+                (sizes <= _LENGTH_END) | (sizes >= ends[at:upto] - positions[at:upto] - _BODY_AT)
+            ).any():
+                return None
+            starts += _BODY_AT
+            places = starts.tolist(), (starts + sizes).tolist()
+            slices += [view[start:stop] for start, stop in zip(*places, strict=True)]
+            byte_count += int(sizes.sum())
+            at = upto
+        return byte_count
+
     def _found(self, queue: QueueIndex, at: int, found: Slices) -> Slices:
         """Remember where it ended."""
         places = self._places
@@ -150,7 +269,7 @@ class SliceReader:
                 del places[next(iter(places))]
         return found
 
-    def _ground(self, position: int, size: int, cached: set[int]) -> _Ground | None:
+    def _ground(self, position: int, size: int) -> _Ground | None:
         """What can be read around an entry, without a look at the disk and without checksums."""
         reader, log = self._store.reader, self._store.log
         base = position - position % log.segment_bytes
@@ -163,12 +282,39 @@ class SliceReader:
             return _Ground(segment.file.view(), base, max(low, hot_from), base + log.segment_bytes)
         number = position // _STRETCH_BYTES
         low, high, end = max(low, number * _STRETCH_BYTES), number * _STRETCH_BYTES, position + size
+        cached_until_ns, now_ns = self._cached_until_ns, self._now_ns()
         # Those behind it that are known, too: the batches of one partition may lie far apart.
-        while high < end or number in cached:
-            if number not in cached:
-                if not log.is_cached(high, min(high + _STRETCH_BYTES, log.written)):
+        while (is_known := cached_until_ns.get(number, 0) > now_ns) or high < end:
+            stop = high + _STRETCH_BYTES
+            if not is_known:
+                if not log.is_cached(high, min(stop, log.written)):
                     return None
-                cached.add(number)
-            high += _STRETCH_BYTES
+                self._note_cached(number, now_ns)
+            high = stop
             number += 1
         return _Ground(segment.file.view(), base, low, min(high, base + log.segment_bytes))
+
+    def _note_cached(self, number: int, now_ns: int) -> None:
+        cached_until_ns = self._cached_until_ns
+        if len(cached_until_ns) >= _CACHED_MAX:
+            cached_until_ns.clear()
+        cached_until_ns[number] = now_ns + _REMEMBERED_NS
+
+
+def _is_as_told(
+    heads: npt.NDArray[np.void], units: npt.NDArray[np.void], queue_number: int
+) -> bool:
+    """Whether entries are those of their units, and hold batches that are where they say."""
+    offsets = units["offset"]
+    return bool(
+        (
+            (heads["size"] == units["size"])
+            & (heads["queue"] == _as_it_lies(queue_number))
+            & (heads["offset"] == offsets)
+            & (heads["position"] == units["position"])
+            & (heads["flags"] & _FLAGS_LIE == _KAFKA_LIES)
+            & (heads["base"] == offsets)
+            & (heads["length"] == heads["body"] - _LENGTH_END)
+            & (heads["magic"] == kafka_batches.MAGIC)
+        ).all()
+    )

@@ -20,7 +20,8 @@ from sluice.protocol import kafka_entries, kafka_views, records
 from sluice.protocol.json_members import MessageQueue
 from sluice.replay.arrow import pa, pc
 from sluice.replay.manifest import QueueState
-from sluice.spark.decode import Entries, Place, property_column
+from sluice.spark.decode import Entries, Place
+from sluice.spark.property_columns import property_column
 
 Numbers = npt.NDArray[np.int64]
 

@@ -34,6 +34,7 @@ from sluice.protocol.kafka_batches import BadBatch
 from sluice.spark import kafka_decode
 from sluice.spark.columns import CREATE_TIME, STORE_TIME
 from sluice.spark.cutting import Bytes, Numbers, cut, text_column
+from sluice.spark.property_columns import property_column
 
 _LEAST_BYTES: Final = 91
 _MAGICS: Final = (records.MAGIC_V1, records.MAGIC_V2)
@@ -281,36 +282,6 @@ class Entries:
         return pa.StringArray.from_buffers(
             self.count, pa.py_buffer(offsets), pa.py_buffer(text.reshape(-1))
         )
-
-
-def property_column(properties: pa.Array, name: bytes) -> pa.Array:
-    """The values of one property, null where a message has none or an empty one."""
-    mark = b"\x02" + name + b"\x01"
-    found = np.asarray(pc.find_substring(properties, mark))
-    at_front = np.asarray(pc.starts_with(properties, mark[1:]))
-    relative = np.where(found >= 0, found + len(mark), np.where(at_front, len(mark) - 1, -1))
-    _, offsets_buffer, data = properties.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int32)[
-        properties.offset : properties.offset + len(properties) + 1
-    ].astype(np.int64)
-    has = relative >= 0
-    if not has.any():
-        return pa.nulls(len(properties), pa.binary())
-    repeated = np.asarray(pc.count_substring(properties, mark)) + at_front > 1
-    begins = np.where(has, offsets[:-1] + relative, offsets[:-1])
-    # The separator behind each value; the last property of a message need not have one.
-    separators = np.flatnonzero(np.frombuffer(data, np.uint8)[: offsets[-1]] == 2)
-    separators = np.append(separators, offsets[-1])
-    stops = np.minimum(separators[np.searchsorted(separators, begins)], offsets[1:])
-    stops = np.where(has, stops, begins)
-    values = cut(data, begins, stops)
-    if repeated.any():
-        # The last one counts where a name stands twice.
-        texts = values.to_pylist()
-        for index in np.flatnonzero(repeated).tolist():
-            texts[index] = records.property_value(properties[index].as_py(), name)
-        values = pa.array(texts, pa.binary())
-    return pc.if_else(pa.array(has & (stops > begins) | repeated), values, None)
 
 
 def _headers(properties: pa.Array, kind: pa.DataType) -> pa.Array:

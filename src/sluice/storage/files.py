@@ -32,9 +32,10 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Protocol
 
+from sluice.storage import page_cache
 from sluice.storage.stretches import Stretches
-from sluice.storage.system_calls import find_cachestat, run_apart
 from sluice.storage.system_calls import find_syncfs as _find_syncfs
+from sluice.storage.system_calls import run_apart
 
 Buffer = bytes | bytearray | memoryview
 
@@ -57,10 +58,7 @@ _DIRECTORY_MODE: Final = 0o755
 # A link planted under a name of ours must not lead us to somebody else's file.
 _SAFE_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 
-_NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)  # Linux only; 0 = we cannot ask
 _SEEK_DATA: Final[int] = getattr(os, "SEEK_DATA", 0)
-_cachestat: Final = find_cachestat()
-_CANNOT_ASK: Final = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +104,11 @@ class OpenFile(Protocol):
 
     def pread(self, size: int, offset: int) -> bytes:
         """Read `size` bytes, fewer only at the end of the file. May wait for the disk."""
+
+    def pread_now(self, size: int, offset: int) -> bytes | bytearray | None:
+        """Read so many bytes if all of them are in memory; None where they are not, where the file
+        ends before, and where nobody can tell.
+        """
 
     def view(self) -> memoryview:
         """Return a read-only view of the whole file that shows later writes at once.
@@ -288,36 +291,27 @@ class RealFile:
             self._view = view = memoryview(_map(self._fd))
         return view
 
+    def pread_now(self, size: int, offset: int) -> bytearray | None:
+        found = bytearray(size)
+        return found if page_cache.read_now(self._fd, found, offset) else None
+
     def resident(self, start: int, stop: int) -> bool:
         if start >= stop:
             return True
-        if start < 0 or not _NOWAIT:
+        if start < 0 or not page_cache.NOWAIT:
             return False
         is_counted = stop - start >= _COUNTED_BYTES and self.cached(start, stop)
         if is_counted or (self._fd >= 0 and self._stretches.hold(start, stop, self.cached)):
             return True
         while start < stop:
             step_bytes = min(stop - start, _STEP_BYTES)
-            try:
-                got_bytes = os.preadv(self._fd, [_scratch[:step_bytes]], start, _NOWAIT)
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                if error.errno in _CANNOT_ASK:
-                    return False
-                raise
-            if got_bytes < step_bytes:
+            if not page_cache.read_now(self._fd, _scratch[:step_bytes], start):
                 return False
             start += step_bytes
         return True
 
     def cached(self, start: int, stop: int) -> bool:
-        if _cachestat is None or not 0 <= start < stop:
-            return False
-        with suppress(OSError):
-            page_count = (stop - 1) // mmap.PAGESIZE - start // mmap.PAGESIZE + 1
-            return _cachestat(self._fd, start, stop - start) >= page_count
-        return False
+        return page_cache.holds(self._fd, start, stop)
 
     def warm(self, start: int, stop: int) -> None:
         if start >= stop:

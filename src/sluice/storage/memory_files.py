@@ -56,17 +56,8 @@ __all__ = [
 
 OPERATIONS: Final = frozenset(
     {
-        "pwritev",
-        "pread",
-        "sync",
-        "create",
-        "open",
-        "replace",
-        "rename",
-        "remove",
-        "sync_directory",
-        "sync_many",
-        "resize",
+        *("pwritev", "pread", "sync", "create", "open", "replace", "rename", "remove"),
+        *("sync_directory", "sync_many", "resize"),
     }
 )
 
@@ -139,6 +130,9 @@ class MemoryFile:
             raise _error(errno.EINVAL, self._path)
         self._disk._call("pread", self._path)
         return bytes(node.image.memory[offset : offset + size])
+
+    def pread_now(self, size: int, offset: int) -> bytes | None:
+        return self.pread(size, offset) if self.resident(offset, offset + size) else None
 
     def view(self) -> memoryview:
         image = self._open_node().image

@@ -329,7 +329,9 @@ class QueueIndex:
             data += self.units(tail_first, stop, store, wait=wait)
         return data
 
-    def _from_file(self, base: int, start: int, stop: int, store: QueueFiles, wait: bool) -> bytes:
+    def _from_file(
+        self, base: int, start: int, stop: int, store: QueueFiles, wait: bool
+    ) -> bytes | bytearray:
         path = self.path_of(base)
         width = self.unit_bytes
         begin, size = (start - base) * width, (stop - start) * width
@@ -341,14 +343,16 @@ class QueueIndex:
             finally:
                 file.close()
         opened = store.get(path, self)
-        if opened is None or base in self.unverified or not opened.resident(begin, begin + size):
+        if opened is not None and base not in self.unverified:
+            found = opened.pread_now(size, begin)
+            if found is not None:
+                return found
 
-            def work() -> None:
-                self._verify(base, path, store.files)
-                (opened or store.open(path, self)).warm(begin, begin + size)
+        def work() -> None:
+            self._verify(base, path, store.files)
+            (opened or store.open(path, self)).warm(begin, begin + size)
 
-            raise ColdRead(work)
-        return self._whole(opened.pread(size, begin), size, path, begin)
+        raise ColdRead(work)
 
     @staticmethod
     def _whole(data: bytes, size: int, path: str, at: int) -> bytes:

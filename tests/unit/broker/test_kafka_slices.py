@@ -48,7 +48,7 @@ class Shelf(KafkaBroker):
     def quick(
         self, reader: SliceReader, offset: int, stop: int = FAR, bytes_max: int = MANY
     ) -> Slices | None:
-        return reader.read(self.queue(), offset, stop, bytes_max, set())
+        return reader.read(self.queue(), offset, stop, bytes_max)
 
     def general(self, partition: int, offset: int, stop: int, bytes_max: int) -> Read:
         with pytest.MonkeyPatch.context() as patched:
@@ -77,7 +77,7 @@ def test_a_walk_finds_what_the_general_way_finds() -> None:
         offset = chance.randrange(shelf.high(partition))
         stop = chance.choice((FAR, chance.randrange(offset + 1, shelf.high(partition) + 2)))
         bytes_max = chance.choice((1, 2_000, 9_000, MANY))
-        found = reader.read(shelf.queue(partition), offset, stop, bytes_max, set())
+        found = reader.read(shelf.queue(partition), offset, stop, bytes_max)
         expected = shelf.general(partition, offset, stop, bytes_max)
         assert found is not None
         assert joined(found.slices) == joined(expected.slices)
@@ -157,10 +157,12 @@ def test_what_may_be_on_the_disk_is_left_to_the_general_way() -> None:
     store = shelf.core.store
     store.reader.hot_bytes = 0
     store.reader._opened_at = store.log.written
-    reader = SliceReader(store)
+    now_ns = 0
+    reader = SliceReader(store, lambda: now_ns)
     whole = shelf.quick(reader, 0)
     assert whole is not None, "all of it is in memory, and the system says so"
     shelf.files.cold(shelf.log_path(), shelf.place(0), shelf.place(0) + 100)
+    now_ns = 10**9
     assert shelf.quick(reader, 0) is None
     with pytest.raises(ColdRead) as cold:
         read_batches(shelf.core, shelf.found, 0, 0, FAR, MANY)
@@ -182,10 +184,14 @@ def test_the_system_is_asked_once_for_all_partitions(monkeypatch: pytest.MonkeyP
         return is_cached(start, stop)
 
     monkeypatch.setattr(store.log, "is_cached", counted)
-    reader, cached = SliceReader(store), set[int]()
-    for partition in (0, 1):
-        assert reader.read(shelf.queue(partition), 0, FAR, MANY, cached) is not None
+    now_ns = 0
+    reader = SliceReader(store, lambda: now_ns)
+    for partition in (0, 1, 0, 1):
+        assert reader.read(shelf.queue(partition), 0, FAR, MANY) is not None
     assert asked == [(0, store.log.written)]
+    now_ns = 10**9
+    assert reader.read(shelf.queue(0), 0, FAR, MANY) is not None
+    assert len(asked) == 2, "what was seen does not count for ever"
 
 
 @pytest.mark.parametrize("at", [0, 12, 20, 28, 36, 84, 88, 96, 104])

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from sluice.errors import ProtocolError
 from sluice.model import Message, message_id
 from sluice.protocol import records
-from sluice.spark.decode import Decoder, Place, property_column
+from sluice.spark.decode import Decoder, Place
+from sluice.spark.property_columns import property_column
 
 PLACE = Place("orders", "broker-a", 3, 7)
 V4 = bytes([127, 0, 0, 1, 0, 0, 0x2A, 0x9F])

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.storage import files as files_module
-from sluice.storage import system_calls
+from sluice.storage import page_cache, system_calls
 from sluice.storage.files import Buffer, RealFiles
 from sluice.storage.system_calls import find_cachestat
 
@@ -90,8 +90,19 @@ def test_what_the_kernel_cannot_tell_is_not_resident(
     assert not file.resident(0, 4096)
     monkeypatch.setattr(os, "preadv", lambda *_: 4096)
     assert file.resident(0, 4096) == (sys.platform == "linux")
-    monkeypatch.setattr(files_module, "_NOWAIT", 0)
+    assert (file.pread_now(4096, 0) is not None) == (sys.platform == "linux")
+    monkeypatch.setattr(page_cache, "NOWAIT", 0)
     assert not file.resident(0, 4096)
+    assert file.pread_now(4096, 0) is None
+
+
+def test_what_is_in_memory_is_read_without_a_wait(tmp_path: Path) -> None:
+    file = RealFiles().create(f"{tmp_path}/a", 100)
+    file.pwritev([b"abc"], 50)
+    if sys.platform == "linux":
+        assert file.pread_now(4, 49) == bytearray(b"\0abc")
+    assert file.pread_now(51, 50) is None, "the file ends before"
+    assert file.pread_now(1, -1) is None
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
@@ -280,7 +291,7 @@ def test_pages_in_memory_are_counted_where_the_system_can(tmp_path: Path) -> Non
 def test_without_that_call_nothing_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_module, "_cachestat", None)
+    monkeypatch.setattr(page_cache, "_cachestat", None)
     file = RealFiles().create(f"{tmp_path}/a", 1 << 17)
     file.pwritev([b"x" * (1 << 17)], 0)
     assert not file.cached(0, 1 << 17)
