@@ -38,7 +38,7 @@ STORAGE_TIERS = (
     ("page_cache",),
     ("files",),
     ("admission", "background", "crash_model", "key_index_file", "retention", "snapshot"),
-    ("early_writes", "key_batches", "slow_pages"),
+    ("early_writes", "key_batches", "old_pages", "slow_pages"),
     ("commit_log", "key_index", "memory_files", "queue_index", "segment", "state"),
     (
         "checkpoint",

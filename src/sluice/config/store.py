@@ -227,6 +227,14 @@ class StoreConfig:
         1024 * GIB,
         dynamic=True,
     )
+    log_cached_bytes_min: int = size(
+        0,
+        "How much of the newest log stays in memory where memory is slow to get, so that pages of "
+        "older parts which nobody reads make room for new ones; 0: an eighth of the machine's "
+        "memory, at least 256 MiB.",
+        0,
+        1024 * GIB,
+    )
     state_batch_ms: int = millis(
         1000,
         "How long committed offsets are gathered before they go into the log as one entry.",

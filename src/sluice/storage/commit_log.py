@@ -27,6 +27,7 @@ from sluice.protocol import records
 from sluice.storage.background import Background
 from sluice.storage.early_writes import EarlyWrites, Wrote
 from sluice.storage.files import Files, OpenFile
+from sluice.storage.old_pages import OldPages, kept_bytes
 from sluice.storage.slow_pages import LARGE_BYTES, SlowPages
 
 NAME_DIGITS: Final = 20
@@ -60,15 +61,23 @@ class CommitLog:
     """The ordered files of one log. `start` and `written` bound what may be read."""
 
     def __init__(
-        self, files: Files, directory: str, segment_bytes: int, background: Background
+        self,
+        files: Files,
+        directory: str,
+        background: Background,
+        segment_bytes: int,
+        cached_bytes_min: int = 0,
     ) -> None:
+        """`cached_bytes_min`: how much of its end stays in memory, see `old_pages.py`."""
         self._files = files
         self._background = background
-        self._pages = SlowPages(background)
         self._early = EarlyWrites(background)
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.segments: dict[int, Segment] = {}  # by base, in order
+        kept = kept_bytes(cached_bytes_min)
+        self._old_pages = OldPages(background, self.segments, segment_bytes, kept)
+        self._pages = SlowPages(background, on_slow=self._old_pages.begin)
         self.written = 0
         self.newest_ms = 0  # store time of what is being staged; a file that is closed remembers it
         self._active: Segment | None = None
@@ -121,6 +130,7 @@ class CommitLog:
         prepared.
         """
         self.written = self._end = end
+        self._old_pages.start_at(end)
         base = end - end % self.segment_bytes
         for segment in list(self.segments.values())[-_SHORT_FILES_MAX:]:
             if segment.file.size != self.segment_bytes:
@@ -258,6 +268,8 @@ class CommitLog:
         self.written = self._end
         if early.byte_count:
             self._pages.wrote_early(active.base, active.file, self._end, *early)
+        if self._end >= self._old_pages.due_at:
+            self._old_pages.make_room(self._end)
         if self._end - active.base > self.segment_bytes // 4:
             self._prepare_next()
 
@@ -397,6 +409,8 @@ class CommitLog:
             for base, segment in self.segments.items()
             if base + self.segment_bytes <= position and segment is not self._active
         ]
+        for base in gone:
+            self._old_pages.forget(base)
         return [self.segments.pop(base).file.path for base in gone]
 
     def close(self) -> None:

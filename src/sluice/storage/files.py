@@ -42,8 +42,6 @@ Buffer = bytes | bytearray | memoryview
 # The kernel takes at most this many buffers in one pwritev (IOV_MAX of Linux and of macOS).
 IOV_MAX_COUNT: Final = 1024
 
-# What `resident` and `warm` read in one call: the scratch buffer stays in the processor's cache.
-_STEP_BYTES: Final = 1 << 20
 _COUNTED_BYTES: Final = 1 << 16  # from here on counting pages is faster than a copy
 
 # Up to here one fsync a file is cheaper than making the whole file system durable, which also waits
@@ -116,6 +114,14 @@ class OpenFile(Protocol):
         The same object each time, until the file changes its length; slices handed out before that
         stay readable up to the shorter of the two lengths, but whoever wants current bytes asks
         again. Raises ValueError for an empty file.
+        """
+
+    def was_viewed(self) -> bool:
+        """Whether `view` was asked for since this was asked last."""
+
+    def forget(self, start: int, stop: int) -> None:
+        """Let the system use the memory of a range of whole pages otherwise; what is not on the
+        disk yet stays. Any thread may ask.
         """
 
     def resident(self, start: int, stop: int) -> bool:
@@ -213,19 +219,17 @@ class Files(Protocol):
 
 # --------------------------------------------------------------------------------------- real files
 
-# Filled by `resident` and never read, so it does not matter who else writes into it.
-_scratch: Final = memoryview(bytearray(_STEP_BYTES))
-
 
 class RealFile:
     """An `OpenFile` on a file descriptor."""
 
-    __slots__ = ("_fd", "_path", "_stretches", "_view")
+    __slots__ = ("_fd", "_is_viewed", "_path", "_stretches", "_view")
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd  # -1 once closed, so that a number the kernel gave away again is never used
         self._path = path
         self._view: memoryview | None = None
+        self._is_viewed = False
         self._stretches = Stretches()
 
     @property
@@ -284,12 +288,20 @@ class RealFile:
 
     def view(self) -> memoryview:
         view = self._view
+        self._is_viewed = True
         if view is None:
             # fstat first: mmap would take descriptor -1 for "memory without a file".
             if os.fstat(self._fd).st_size == 0:
                 raise ValueError(f"an empty file has no view: {self._path}")
             self._view = view = memoryview(_map(self._fd))
         return view
+
+    def was_viewed(self) -> bool:
+        was_viewed, self._is_viewed = self._is_viewed, False
+        return was_viewed
+
+    def forget(self, start: int, stop: int) -> None:
+        page_cache.forget(self._fd, self._view, start, stop)
 
     def pread_now(self, size: int, offset: int) -> bytearray | None:
         found = bytearray(size)
@@ -303,12 +315,7 @@ class RealFile:
         is_counted = stop - start >= _COUNTED_BYTES and self.cached(start, stop)
         if is_counted or (self._fd >= 0 and self._stretches.hold(start, stop, self.cached)):
             return True
-        while start < stop:
-            step_bytes = min(stop - start, _STEP_BYTES)
-            if not page_cache.read_now(self._fd, _scratch[:step_bytes], start):
-                return False
-            start += step_bytes
-        return True
+        return page_cache.is_resident(self._fd, start, stop)
 
     def cached(self, start: int, stop: int) -> bool:
         return page_cache.holds(self._fd, start, stop)
@@ -318,14 +325,7 @@ class RealFile:
             return
         if start < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._path)
-        # A buffer of its own: preadv runs without the interpreter's lock, on several threads at
-        # once.
-        scratch = memoryview(bytearray(min(stop - start, _STEP_BYTES)))
-        while start < stop:
-            got_bytes = os.preadv(self._fd, [scratch[: stop - start]], start)
-            if got_bytes == 0:
-                return  # the end of the file
-            start += got_bytes
+        page_cache.warm(self._fd, start, stop)
 
     def data_from(self, start: int) -> int:
         size = self.size

@@ -82,14 +82,14 @@ class _Tear:
 class MemoryFile:
     """An `OpenFile` of a `MemoryFiles`."""
 
-    __slots__ = ("_closed", "_disk", "_node", "_path", "_writable")
+    __slots__ = ("_closed", "_disk", "_is_viewed", "_node", "_path", "_writable")
 
     def __init__(self, disk: "MemoryFiles", node: Node, path: str, writable: bool) -> None:
         self._disk = disk
         self._node = node
         self._path = path
         self._writable = writable
-        self._closed = False
+        self._closed = self._is_viewed = False
 
     @property
     def path(self) -> str:
@@ -136,11 +136,19 @@ class MemoryFile:
 
     def view(self) -> memoryview:
         image = self._open_node().image
+        self._is_viewed = True
         if image.view is None:
             if not len(image.memory):
                 raise ValueError(f"an empty file has no view: {self._path}")
             image.view = image.memory.toreadonly()
         return image.view
+
+    def was_viewed(self) -> bool:
+        was_viewed, self._is_viewed = self._is_viewed, False
+        return was_viewed
+
+    def forget(self, start: int, stop: int) -> None:
+        self._disk.cold(self._path, start, stop)
 
     def resident(self, start: int, stop: int) -> bool:
         node = self._open_node()
@@ -148,9 +156,7 @@ class MemoryFile:
             return True
         if start < 0 or stop > len(node.image.memory):
             return False
-        return not any(
-            start < cold_stop and cold_start < stop for cold_start, cold_stop in node.cold
-        )
+        return not any(start < last and first < stop for first, last in node.cold)
 
     cached = resident
 
@@ -164,8 +170,8 @@ class MemoryFile:
             return
         if start < 0:
             raise _error(errno.EINVAL, self._path)
-        left = [(cold_start, min(cold_stop, start)) for cold_start, cold_stop in node.cold]
-        right = [(max(cold_start, stop), cold_stop) for cold_start, cold_stop in node.cold]
+        left = [(first, min(last, start)) for first, last in node.cold]
+        right = [(max(first, stop), last) for first, last in node.cold]
         node.cold = [(first, last) for first, last in left + right if first < last]
 
     def sync(self) -> None:

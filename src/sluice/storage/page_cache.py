@@ -1,4 +1,5 @@
-"""This module asks the system what of a file is in memory, and reads what is, without a wait.
+"""This module asks the system what of a file is in memory, reads what is, without a wait, and tells
+it what nobody needs.
 
 Where the system cannot tell, nothing is. It keeps nothing and may run on any thread.
 """
@@ -16,6 +17,10 @@ from sluice.storage.system_calls import find_cachestat
 NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)  # Linux only; 0 = we cannot ask
 _cachestat: Final = find_cachestat()
 _CANNOT_ASK: Final = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
+# What is read in one call: the scratch buffer stays in the processor's cache.
+_STEP_BYTES: Final = 1 << 20
+# Filled and never read, so it does not matter who else writes into it.
+_scratch: Final = memoryview(bytearray(_STEP_BYTES))
 
 
 def read_now(fd: int, into: bytearray | memoryview, offset: int) -> bool:
@@ -32,6 +37,27 @@ def read_now(fd: int, into: bytearray | memoryview, offset: int) -> bool:
         raise
 
 
+def is_resident(fd: int, start: int, stop: int) -> bool:
+    """Whether a range of a file can be read without a wait, by reading it."""
+    while start < stop:
+        step_bytes = min(stop - start, _STEP_BYTES)
+        if not read_now(fd, _scratch[:step_bytes], start):
+            return False
+        start += step_bytes
+    return True
+
+
+def warm(fd: int, start: int, stop: int) -> None:
+    """Bring a range of a file into memory."""
+    # A buffer of its own: preadv runs without the interpreter's lock, on several threads at once.
+    scratch = memoryview(bytearray(min(stop - start, _STEP_BYTES)))
+    while start < stop:
+        got_bytes = os.preadv(fd, [scratch[: stop - start]], start)
+        if got_bytes == 0:
+            return  # the end of the file
+        start += got_bytes
+
+
 def holds(fd: int, start: int, stop: int) -> bool:
     """Whether a range of a file is in memory, if that can be counted."""
     if _cachestat is None or not 0 <= start < stop:
@@ -40,3 +66,14 @@ def holds(fd: int, start: int, stop: int) -> bool:
         page_count = (stop - 1) // mmap.PAGESIZE - start // mmap.PAGESIZE + 1
         return _cachestat(fd, start, stop - start) >= page_count
     return False
+
+
+def forget(fd: int, view: memoryview | None, start: int, stop: int) -> None:
+    """Let the system use the memory of a range for something else, as far as it is on the disk.
+
+    `view`: the file's mapping, through which pages may be held; they stay readable.
+    """
+    if view is not None and isinstance(view.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        view.obj.madvise(mmap.MADV_DONTNEED, start, stop - start)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)

@@ -56,10 +56,13 @@ class SlowPages:
         self,
         background: Background,
         *,
+        on_slow: Callable[[], None] = lambda: None,
         own_ns: Callable[[], int] = thread_time_ns,
         now_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
+        """`on_slow` is called whenever writes were seen to be slow."""
         self._background = background
+        self._on_slow = on_slow
         self._own_ns = own_ns
         self._now_ns = now_ns
         self.is_ahead = False
@@ -106,6 +109,8 @@ class SlowPages:
         self._judged_bytes = self._judged_ns = 0
         self._judged_since_ns = now_ns
         self.is_ahead = page_ns > _SLOW_PAGE_NS and in_time
+        if self.is_ahead:
+            self._on_slow()
         return self.is_ahead
 
     def _go_ahead(self, base: int, file: OpenFile, end: int, pace: _Pace) -> None:

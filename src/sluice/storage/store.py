@@ -4,12 +4,12 @@ positions.
 One owner (usually an event loop) calls everything here; slow work goes to the background and comes
 back.
 
-    stage(message, done)   decides place and offset, encodes; nothing is written yet write_staged()
-    all that was staged in this turn goes to the log in one call ... done(None)         the entry is
-    confirmed: durable (flush=sync), or written (flush=async) read(...)              slices of the
-    log up to the confirmed position; may raise ColdRead change(...)            settings: an entry
-    of the log like any other, effective when durable tick()                 timers: flush,
-    checkpoint, retention, offsets; call it some ten times a second
+    stage(message, done)   decides place and offset, encodes; nothing is written yet
+    write_staged()         all that was staged in this turn goes to the log in one call
+    ... done(None)         the entry is confirmed: durable (flush=sync), or written (flush=async)
+    read(...)              slices of the log up to the confirmed position; may raise ColdRead
+    change(...)            settings: an entry of the log like any other, effective when durable
+    tick()                 timers: flush, checkpoint, retention, offsets; some ten times a second
 
 What is staged and cannot be written is undone completely: offsets are given away only once. After a
 failed fsync the store is read-only until it is opened anew.
@@ -111,7 +111,8 @@ class Store:
         self.encoder = self._new_encoder(config.message_bytes_max)
         # The store's own entries have a limit of their own: they must not fail for a message's.
         self._state_encoder = self._new_encoder(_STATE_BYTES_MAX)
-        self.log = CommitLog(files, f"{self.root}/commitlog", config.segment_bytes, background)
+        log_sizes = (config.segment_bytes, config.log_cached_bytes_min)
+        self.log = CommitLog(files, f"{self.root}/commitlog", background, *log_sizes)
         self.queue_files = QueueFiles(files)
         self.queues: dict[tuple[str, int], QueueIndex] = {}
         self.state = StateTables()

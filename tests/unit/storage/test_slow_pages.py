@@ -184,7 +184,7 @@ def test_the_log_has_its_large_writes_watched(monkeypatch: pytest.MonkeyPatch) -
         seen.append((base, begin, end))
 
     monkeypatch.setattr(SlowPages, "wrote", wrote)
-    log = CommitLog(MemoryFiles(), "/log", 100_000, Steps())
+    log = CommitLog(MemoryFiles(), "/log", Steps(), 100_000)
     log.load()
     log.finish_load(0)
     for size in (100, 40_000, 4_095, 4_096, 60_000):
@@ -204,7 +204,7 @@ def test_the_log_has_its_early_writes_watched(monkeypatch: pytest.MonkeyPatch) -
         seen.append((base, end, byte_count))
 
     monkeypatch.setattr(SlowPages, "wrote_early", wrote)
-    log = CommitLog(MemoryFiles(), "/log", 100_000, Steps())
+    log = CommitLog(MemoryFiles(), "/log", Steps(), 100_000)
     log.load()
     log.finish_load(0)
     for size, is_early in ((40_000, True), (30_000, False), (90_000, True), (5_000, True)):

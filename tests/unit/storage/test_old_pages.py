@@ -1,0 +1,227 @@
+"""Pages of the log that nobody reads make room where memory is slow to get: the oldest ones, never
+the newest, and only then.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from sluice.storage import page_cache
+from sluice.storage.background import Steps
+from sluice.storage.commit_log import CommitLog
+from sluice.storage.files import OpenFile, RealFiles
+from sluice.storage.memory_files import MemoryFiles
+from sluice.storage.old_pages import OldPages, kept_bytes
+
+MIB = 1 << 20
+FILE_BYTES = 256 * MIB
+KEPT_BYTES = 128 * MIB
+SECOND_NS = 1_000_000_000
+
+
+class File:
+    """Notes what it gave back."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[tuple[int, int]] = []
+        self.is_viewed = False
+        self.error: OSError | None = None
+
+    def was_viewed(self) -> bool:
+        was_viewed, self.is_viewed = self.is_viewed, False
+        return was_viewed
+
+    def forget(self, start: int, stop: int) -> None:
+        if self.error is not None:
+            raise self.error
+        self.forgotten.append((start, stop))
+
+
+class Segment:
+    def __init__(self) -> None:
+        self.noted = File()
+        self.file = cast(OpenFile, self.noted)
+
+
+class Log:
+    """A log that is written a megabyte at a time."""
+
+    def __init__(self, begin: int = 0) -> None:
+        self.now_ns = 100 * SECOND_NS
+        self.background = Steps()
+        self.segments = {base: Segment() for base in range(0, 8 * FILE_BYTES, FILE_BYTES)}
+        self.pages = OldPages(
+            self.background, self.segments, FILE_BYTES, KEPT_BYTES, lambda: self.now_ns
+        )
+        self.pages.start_at(begin)
+        self.end = begin
+
+    def write(self, mib: int) -> None:
+        for _ in range(mib):
+            self.end += MIB
+            if self.end >= self.pages.due_at:
+                self.pages.make_room(self.end)
+            self.background.run_all()
+
+    def forgotten(self) -> list[tuple[int, int]]:
+        """What was given back, as positions in the log."""
+        return [
+            (base + start, base + stop)
+            for base, segment in self.segments.items()
+            for start, stop in segment.noted.forgotten
+        ]
+
+    def forgotten_mib(self) -> int:
+        return sum(stop - start for start, stop in self.forgotten()) // MIB
+
+
+def test_where_memory_is_quick_nothing_is_given_back() -> None:
+    log = Log()
+    log.write(1000)
+    assert log.forgotten() == []
+
+
+def test_the_oldest_pages_make_room_and_the_newest_stay() -> None:
+    log = Log()
+    log.write(600)
+    log.pages.begin()
+    log.write(300)
+    parts = log.forgotten()
+    starts, stops = zip(*parts, strict=True)
+    assert starts[0] == 0
+    assert starts[1:] == stops[:-1], "each page once, in order"
+    # As much as was written, and some megabytes more.
+    assert 300 <= log.forgotten_mib() <= 300 + 64
+    log.write(1000)
+    assert log.forgotten()[-1][1] <= log.end - KEPT_BYTES
+
+
+def test_a_young_log_has_nothing_to_give() -> None:
+    log = Log()
+    log.pages.begin()
+    log.write(128)
+    assert log.forgotten() == []
+    log.write(40)
+    assert 0 < log.forgotten_mib() <= 40
+
+
+def test_what_was_there_before_the_start_is_left_alone() -> None:
+    log = Log(begin=300 * MIB + 5)
+    log.write(400)
+    log.pages.begin()
+    log.write(10)
+    assert log.forgotten()[0][0] == 302 * MIB, "the next border that pages have"
+
+
+def test_it_ends_a_while_after_memory_was_slow() -> None:
+    log = Log()
+    log.write(600)
+    log.pages.begin()
+    log.write(100)
+    count = len(log.forgotten())
+    assert count
+    log.now_ns += 61 * SECOND_NS
+    log.write(100)
+    assert len(log.forgotten()) == count
+    log.pages.begin()
+    log.write(100)
+    assert len(log.forgotten()) > count
+
+
+def test_a_file_that_is_read_keeps_its_pages() -> None:
+    log = Log()
+    log.write(1000)
+    first, second = log.segments[0].noted, log.segments[FILE_BYTES].noted
+    first.is_viewed = True
+    log.pages.begin()
+    log.write(100)
+    assert first.forgotten == []
+    assert second.forgotten != []
+    log.now_ns += 20 * SECOND_NS
+    first.is_viewed = True
+    log.write(50)
+    log.now_ns += 20 * SECOND_NS
+    log.pages.begin()
+    log.write(50)
+    assert first.forgotten == [], "it was read within the last half minute"
+    log.now_ns += 20 * SECOND_NS
+    log.write(50)
+    assert first.forgotten != []
+
+
+def test_one_piece_of_work_at_a_time() -> None:
+    log = Log()
+    log.write(600)
+    log.pages.begin()
+    for _ in range(100):
+        log.end += MIB
+        if log.end >= log.pages.due_at:
+            log.pages.make_room(log.end)
+    assert sum(map(len, log.background.waiting.values())) == 1
+    log.background.run_all()
+    log.write(1)
+    assert log.forgotten_mib() >= 100
+
+
+def test_a_failure_ends_it_and_harms_nobody() -> None:
+    log = Log()
+    log.write(600)
+    log.segments[0].noted.error = OSError("no such call")
+    log.pages.begin()
+    log.write(100)
+    assert log.forgotten() == []
+
+
+def test_files_that_are_gone_are_forgotten() -> None:
+    log = Log()
+    log.write(600)
+    log.pages.begin()
+    log.write(50)
+    del log.segments[0]
+    log.pages.forget(0)
+    log.write(300)
+    assert log.segments[FILE_BYTES].noted.forgotten[0][0] == 0
+
+
+def test_an_eighth_of_the_memory_stays() -> None:
+    assert kept_bytes(0) >= 256 * MIB
+    assert kept_bytes(1) == 256 * MIB
+    assert kept_bytes(1 << 40) == 1 << 40
+
+
+def test_the_log_asks_when_writes_were_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(OldPages, "make_room", lambda _, end: asked.append(end))
+    log = CommitLog(MemoryFiles(), "/log", Steps(), 100_000)
+    log.load()
+    log.finish_load(0)
+
+    def write() -> None:
+        log.position_for(5_000)
+        log.stage(bytes(5_000))
+        log.write()
+
+    write()
+    assert asked == []
+    log._pages._on_slow()
+    write()
+    assert asked == [10_000]
+    log.close()
+
+
+def test_a_range_of_a_file_is_out_of_memory_and_can_be_read_all_the_same(tmp_path: Path) -> None:
+    file = RealFiles().create(f"{tmp_path}/a", 4 * MIB)
+    file.pwritev([b"x" * (4 * MIB)], 0)
+    file.sync()
+    assert not file.was_viewed()
+    view = file.view()
+    assert view[MIB] == ord("x")
+    assert (file.was_viewed(), file.was_viewed()) == (True, False)
+    file.forget(0, 2 * MIB)
+    if page_cache._cachestat is not None and file.cached(2 * MIB, 4 * MIB):
+        assert not file.cached(0, 2 * MIB)
+    assert bytes(view[: 4 * MIB]) == b"x" * (4 * MIB)
+    file.close()
