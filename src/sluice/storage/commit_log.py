@@ -386,6 +386,10 @@ class CommitLog:
         at = position % self.segment_bytes
         return self.segments[position - at].file.view()[at : at + size]
 
+    def note_reads(self) -> None:
+        """Once in a while: what is read stays in memory."""
+        self._old_pages.note_reads()
+
     def path_of(self, position: int) -> tuple[str, int]:
         """File and offset in it, for messages to people."""
         at = position % self.segment_bytes

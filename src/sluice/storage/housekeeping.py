@@ -80,6 +80,7 @@ class Housekeeping:
         if now_ms - self._disk_ms >= _DISK_LOOK_MS:
             self._disk_ms = now_ms
             self._look_at_disk()
+            store.log.note_reads()
             if self._sweep_asked and not self._deleting:
                 self._sweep()
             self._delete_old(now_ms)

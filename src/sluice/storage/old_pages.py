@@ -26,7 +26,7 @@ from sluice.storage.files import OpenFile
 _LEAD_BYTES: Final = 64 << 20  # so much memory is free for what comes next
 _STEP_BYTES: Final = 16 << 20
 _ALIGNED_BYTES: Final = 2 << 20
-_LASTS_NS: Final = 60_000_000_000  # from when memory was last seen to be slow
+_LASTS_NS: Final = 600_000_000_000  # from when memory was last seen to be slow
 _UNREAD_NS: Final = 30_000_000_000
 _NEVER: Final = 1 << 62
 _MEMORY_PART: Final = 8  # of the machine's memory, one part is for the newest of the log
@@ -80,6 +80,13 @@ class OldPages:
         """The log goes on here: what was there before may not be in memory at all."""
         self._first = position
 
+    def note_reads(self) -> None:
+        """See which files were read since this was asked last, some seconds ago at most."""
+        now_ns = self._now_ns()
+        for base, segment in self._segments.items():
+            if segment.file.was_viewed():
+                self._read_ns[base] = now_ns
+
     def begin(self) -> None:
         """Memory is slow to get now."""
         if self.due_at == _NEVER:
@@ -128,18 +135,12 @@ class OldPages:
             start += -start % _ALIGNED_BYTES
             stop = min(start + byte_count, self._segment_bytes, limit - base)
             stop -= stop % _ALIGNED_BYTES
-            if stop <= start or self._is_read(base, segment.file, now_ns):
+            if stop <= start or now_ns - self._read_ns.get(base, -_UNREAD_NS) < _UNREAD_NS:
                 continue
             parts.append((segment.file, start, stop))
             self._given[base] = stop
             byte_count -= stop - start
         return parts
-
-    def _is_read(self, base: int, file: OpenFile, now_ns: int) -> bool:
-        """Whether a file was read a moment ago, or since it was looked at last."""
-        if file.was_viewed():
-            self._read_ns[base] = now_ns
-        return now_ns - self._read_ns.get(base, -_UNREAD_NS) < _UNREAD_NS
 
     def forget(self, base: int) -> None:
         """A file is gone."""

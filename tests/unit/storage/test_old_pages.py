@@ -9,12 +9,14 @@ from typing import cast
 
 import pytest
 
+from sluice.config import StoreConfig
 from sluice.storage import page_cache
-from sluice.storage.background import Steps
+from sluice.storage.background import Inline, Steps
 from sluice.storage.commit_log import CommitLog
 from sluice.storage.files import OpenFile, RealFiles
 from sluice.storage.memory_files import MemoryFiles
 from sluice.storage.old_pages import OldPages, kept_bytes
+from sluice.storage.opening import open_store
 
 MIB = 1 << 20
 FILE_BYTES = 256 * MIB
@@ -123,7 +125,7 @@ def test_it_ends_a_while_after_memory_was_slow() -> None:
     log.write(100)
     count = len(log.forgotten())
     assert count
-    log.now_ns += 61 * SECOND_NS
+    log.now_ns += 601 * SECOND_NS
     log.write(100)
     assert len(log.forgotten()) == count
     log.pages.begin()
@@ -136,15 +138,18 @@ def test_a_file_that_is_read_keeps_its_pages() -> None:
     log.write(1000)
     first, second = log.segments[0].noted, log.segments[FILE_BYTES].noted
     first.is_viewed = True
+    log.pages.note_reads()
     log.pages.begin()
     log.write(100)
     assert first.forgotten == []
     assert second.forgotten != []
     log.now_ns += 20 * SECOND_NS
     first.is_viewed = True
+    log.pages.note_reads()
     log.write(50)
     log.now_ns += 20 * SECOND_NS
     log.pages.begin()
+    log.pages.note_reads()
     log.write(50)
     assert first.forgotten == [], "it was read within the last half minute"
     log.now_ns += 20 * SECOND_NS
@@ -210,6 +215,20 @@ def test_the_log_asks_when_writes_were_slow(monkeypatch: pytest.MonkeyPatch) -> 
     write()
     assert asked == [10_000]
     log.close()
+
+
+def test_the_store_notes_what_is_read() -> None:
+    disk, now_ms = MemoryFiles(), 1_000_000
+    store = open_store(
+        StoreConfig(directory="/store", segment_bytes=MIB), disk, Inline(), lambda: now_ms, bytes(8)
+    )
+    file = store.log.segments[0].file
+    file.view()
+    now_ms += 3_600_000
+    store.tick()
+    assert not file.was_viewed(), "somebody has asked"
+    assert store.log._old_pages._read_ns[0] > 0
+    store.release()
 
 
 def test_a_range_of_a_file_is_out_of_memory_and_can_be_read_all_the_same(tmp_path: Path) -> None:
