@@ -29,7 +29,7 @@ _ALIGNED_BYTES: Final = 2 << 20
 _LASTS_NS: Final = 600_000_000_000  # from when memory was last seen to be slow
 _UNREAD_NS: Final = 30_000_000_000
 _NEVER: Final = 1 << 62
-_MEMORY_PART: Final = 8  # of the machine's memory, one part is for the newest of the log
+_MEMORY_PART: Final = 16  # of the machine's memory, one part is for the newest of the log
 _KEPT_BYTES_MIN: Final = 256 << 20
 _LANE: Final = "old-pages"
 

@@ -191,7 +191,7 @@ def test_files_that_are_gone_are_forgotten() -> None:
     assert log.segments[FILE_BYTES].noted.forgotten[0][0] == 0
 
 
-def test_an_eighth_of_the_memory_stays() -> None:
+def test_a_part_of_the_memory_stays() -> None:
     assert kept_bytes(0) >= 256 * MIB
     assert kept_bytes(1) == 256 * MIB
     assert kept_bytes(1 << 40) == 1 << 40
