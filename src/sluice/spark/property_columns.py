@@ -56,7 +56,7 @@ def _from_table(
     begins = np.empty_like(stops)
     begins[:, 0] = ends[:-1]
     begins[:, 1:] = stops[:, :-1] + 1
-    # An item has a byte at least, so its first one is there; its name need not fit in.
+    # Of an empty item that is its separator, which begins no name; a name need not fit in.
     is_like = data[begins] == mark[0]
     places = [at for at in range(items) if is_like[:, at].any()]
     is_named = {at: _has_mark(data, begins[:, at], stops[:, at], mark) for at in places}
