@@ -222,7 +222,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.kafka_log_api": (*TRANSLATOR, "storage.bulk_reads"),
     "broker.kafka_metadata": TRANSLATOR,
     "broker.kafka_produce": (*TRANSLATOR, "storage.lanes"),
-    "broker.quick_produce": TRANSLATOR,
+    "broker.quick_produce": (*TRANSLATOR, "storage.whole_batches"),
     "broker.kafka_again": TRANSLATOR,
     "broker.kafka_fetch_again": TRANSLATOR,
     "broker.kafka_reading": TRANSLATOR,

@@ -166,25 +166,39 @@ class KafkaProduce:
         quick: QuickProduce | None = None
         if topic is not None and waiting.acks in _ACKS and about.version >= ZSTD_FROM:
             quick = QuickProduce.of(core, topic, about.peer.born_host)
-        for at, part in enumerate(parts):
-            partition, data = part
-            if quick is not None and data is not None:
-                produced = quick.store(partition, data)
-                if produced is not None:
-                    results[at] = produced
-                    waiting.placed.append((results, at, quick.stored, partition))
+        at = 0
+        while at < len(parts):
+            if quick is not None:
+                begin, at = at, quick.store(parts, at, results)
+                for number in range(begin, at):
+                    waiting.placed.append((results, number, quick.stored, parts[number].partition))
+                if at > begin:
                     continue
-            try:
-                if waiting.acks not in _ACKS:
-                    raise _Refused(kafka_codes.INVALID_REQUIRED_ACKS)
-                if topic is None:
-                    raise _Refused(_missing(key))
-                self._store(about, topic, part, results, at, waiting)
-            except _Refused as refused:
-                results[at] = refused.told(partition)
-                waiting.done()
+            self._take_one(about, key, topic, parts[at], results, at, waiting)
+            at += 1
         if quick is not None:
             quick.count_stored()
+
+    def _take_one(
+        self,
+        about: _Sent,
+        key: TopicKey,
+        topic: KafkaTopic | None,
+        part: ProducePart,
+        results: list[ProducedPart],
+        at: int,
+        waiting: _Waiting,
+    ) -> None:
+        """Store one batch, or say why not."""
+        try:
+            if waiting.acks not in _ACKS:
+                raise _Refused(kafka_codes.INVALID_REQUIRED_ACKS)
+            if topic is None:
+                raise _Refused(_missing(key))
+            self._store(about, topic, part, results, at, waiting)
+        except _Refused as refused:
+            results[at] = refused.told(part.partition)
+            waiting.done()
 
     def _find(self, key: TopicKey) -> KafkaTopic | None:
         topics = self._core.kafka_topics

@@ -38,6 +38,7 @@ from sluice.protocol.kafka_codes import (
 from sluice.protocol.kafka_keys import keys_of
 from sluice.storage.state import COMPACTED_PREFIX, KAFKA_PRODUCER_TABLE, Change
 from sluice.storage.whole_batches import BatchLane, stored_heads
+from sluice.storage.whole_batches import place as place_batches
 
 if TYPE_CHECKING:
     from sluice.broker.core import BrokerCore
@@ -271,18 +272,21 @@ class ProducerStates:
         if lane is None or not lane.takes(born_host):
             lane = partition.lane = BatchLane(store, place, len(born_host))
         view = data if isinstance(data, memoryview) else memoryview(data)
-        placed = _new_tuple(
-            Placed,
-            lane.place(
-                kafka_batches.patched(head.length, LEADER_EPOCH),
-                view[kafka_batches.PATCHED_BYTES :],
-                head.last_delta + 1,
-                kafka_entries.code_of(max_ms, head.attributes),
-                max_ms if max_ms > 0 else 0,
-                born_host,
-                keys_of(head, data) if store.config.kafka_key_index else b"",
-                told,
-            ),
+        (placed,) = place_batches(
+            store,
+            [
+                (
+                    lane,
+                    kafka_batches.patched(head.length, LEADER_EPOCH),
+                    view[kafka_batches.PATCHED_BYTES :],
+                    head.last_delta + 1,
+                    kafka_entries.code_of(max_ms, head.attributes),
+                    max_ms if max_ms > 0 else 0,
+                    keys_of(head, data) if store.config.kafka_key_index else b"",
+                )
+            ],
+            born_host,
+            told,
         )
         _note(partition, head, placed.queue_offset, placed.store_ms, data)
         return placed

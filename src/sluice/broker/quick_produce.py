@@ -9,15 +9,24 @@ what is known of its producers (`BatchLane`). Whatever is unusual is left to the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_partitions import KafkaTopic
-from sluice.broker.producer_states import LEADER_EPOCH, Done, Newest, is_next, note_next
+from sluice.broker.producer_states import (
+    LEADER_EPOCH,
+    Done,
+    Newest,
+    Partition,
+    is_next,
+    note_next,
+)
 from sluice.errors import SluiceError
 from sluice.protocol import kafka_batches, kafka_checks, kafka_entries
 from sluice.protocol.kafka_batches import BadBatch, BatchHead, Fields
-from sluice.protocol.kafka_fast import ProducedPart
+from sluice.protocol.kafka_fast import ProducedPart, ProducePart
+from sluice.storage.whole_batches import Laid, place
 
 # A batch of at most so many bytes that came alone stays in memory until the next one comes: who
 # reads at the end waits for it.
@@ -25,6 +34,10 @@ NEWEST_BYTES_MAX: Final = 4096
 _PATCHED_BYTES: Final = kafka_batches.PATCHED_BYTES
 _UNUSUAL: Final = kafka_batches.TRANSACTIONAL | kafka_batches.APPEND_TIME
 _new_tuple = tuple.__new__  # half the time of a named tuple's own
+
+# Of a batch that is usual: its partition, what is known of that, and the producer's id, epoch and
+# sequence number.
+_Usual = tuple[int, Partition, int, int, int]
 
 
 class QuickProduce:
@@ -61,59 +74,88 @@ class QuickProduce:
         return QuickProduce(core, topic, born_host)
 
     def store(
-        self, partition: int, data: memoryview, done: Done | None = None
-    ) -> ProducedPart | None:
-        """Give a batch its place, and say what is answered if it is confirmed. None: it has none,
-        and is to be looked at more closely.
+        self,
+        parts: Sequence[ProducePart],
+        at: int,
+        results: list[ProducedPart],
+        done: Done | None = None,
+    ) -> int:
+        """Give the batches of a request from number `at` on their places, as far as they are usual
+        and of different partitions, and note what is answered for each if it is confirmed. The
+        number of the first that has no place: it is to be looked at again, or more closely.
 
-        `done` is told when it is confirmed, or why it is not; where nobody is, the request is.
+        `done` is told of each when it is confirmed, or why it is not; where nobody is, the request
+        is.
         """
-        core = self._core
-        store = core.store
-        states = core.producers.known(self.stored, partition)
-        if states is None or partition >= self._partitions:
-            return None
-        lane = states.lane
-        if (
-            lane is None
-            or len(data) > self._bytes_max
-            or store.log.end > core.admission.free_end
-            or not lane.takes(self._host)
-        ):
-            return None
-        fields = kafka_batches.usual_head(data)
-        if fields is None:
-            return None
-        _, length, _, _, _, attributes, _, _, max_ms, producer_id, epoch, first, count = fields
-        if (
-            attributes & _UNUSUAL
-            or max_ms > store.last_ms + self._ahead_ms
-            or (producer_id >= 0 and not is_next(states, producer_id, epoch, first))
-            or not (kafka_checks.has_alike(data, attributes, count) or self._holds(fields, data))
-        ):
-            return None
-        front, rest = kafka_batches.patched(length, LEADER_EPOCH), data[_PATCHED_BYTES:]
+        usual: list[_Usual] = []
+        laid: list[Laid] = []
+        self._look(parts, at, usual, laid)
+        if not laid:
+            return at
         try:
-            _, size, offset, store_ms = lane.place(
-                front,
-                rest,
-                count,
-                kafka_entries.code_of(max_ms, attributes),
-                max_ms if max_ms > 0 else 0,
-                self._host,
-                b"",
-                done,
-            )
+            placed = place(self._core.store, laid, self._host, done)
         except SluiceError:
-            return None
-        note_next(states, producer_id, epoch, first, count, offset, store_ms)
-        if done is not None and length <= NEWEST_BYTES_MAX:
-            states.newest = _new_tuple(Newest, (offset, offset + count, front, rest))
-        self._batches += 1
-        self._records += count
-        self._bytes += size
-        answered = (partition, 0, offset, -1, lane.queue.start_offset, None)
-        return _new_tuple(ProducedPart, answered)
+            return at
+        for each, (lane, front, rest, count, *_), (_, size, offset, store_ms) in zip(
+            usual, laid, placed, strict=False
+        ):
+            partition, states, producer_id, epoch, first = each
+            note_next(states, producer_id, epoch, first, count, offset, store_ms)
+            if done is not None and len(rest) <= NEWEST_BYTES_MAX:
+                newest = (offset, offset + count, front, rest)
+                states.newest = _new_tuple(Newest, newest)
+            self._records += count
+            self._bytes += size
+            answered = (partition, 0, offset, -1, lane.queue.start_offset, None)
+            results[at] = _new_tuple(ProducedPart, answered)
+            at += 1
+        self._batches += len(placed)
+        return at
+
+    def _look(
+        self, parts: Sequence[ProducePart], at: int, usual: list[_Usual], laid: list[Laid]
+    ) -> None:
+        """Find out which batches are usual, until one is not."""
+        core, host, bytes_max, stored = self._core, self._host, self._bytes_max, self.stored
+        store, known, partitions = core.store, core.producers.known, self._partitions
+        if store.log.end > core.admission.free_end:
+            return
+        newest_ms = store.last_ms + self._ahead_ms
+        usual_head, has_alike = kafka_batches.usual_head, kafka_checks.has_alike
+        patched, code_of = kafka_batches.patched, kafka_entries.code_of
+        seen: set[int] = set()
+        for number in range(at, len(parts)):
+            partition, data = parts[number]
+            if data is None or partition in seen or partition >= partitions:
+                return
+            seen.add(partition)
+            states = known(stored, partition)
+            lane = None if states is None else states.lane
+            if states is None or lane is None or len(data) > bytes_max or not lane.takes(host):
+                return
+            fields = usual_head(data)
+            if fields is None:
+                return
+            _, length, _, _, _, attributes, _, _, max_ms, producer_id, epoch, first, count = fields
+            if (
+                attributes & _UNUSUAL
+                or max_ms > newest_ms
+                or (producer_id >= 0 and not is_next(states, producer_id, epoch, first))
+                or not (has_alike(data, attributes, count) or self._holds(fields, data))
+            ):
+                return
+            usual.append((partition, states, producer_id, epoch, first))
+            laid.append(
+                (
+                    lane,
+                    patched(length, LEADER_EPOCH),
+                    data[_PATCHED_BYTES:],
+                    count,
+                    code_of(max_ms, attributes),
+                    max_ms if max_ms > 0 else 0,
+                    b"",
+                )
+            )
 
     def count_stored(self) -> None:
         """All batches of the request were looked at: what was stored is counted, once for all."""

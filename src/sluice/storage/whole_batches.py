@@ -7,13 +7,13 @@ keeps nothing; everything belongs to the store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from isal.isal_zlib import crc32, crc32_combine
 
-from sluice.errors import MessageIllegal
+from sluice.errors import MessageIllegal, SluiceError
 from sluice.model import Buffer, Placed
 from sluice.protocol import kafka_entries, records
 from sluice.storage.flush import Confirmed
@@ -54,8 +54,8 @@ class BatchLane:
     """Where batches of one partition go: what is the same for all of them is known already."""
 
     __slots__ = (
-        *("_encoder", "_fixed_bytes", "_host_bytes", "_magic", "_pack", "_queue_id", "_store"),
-        *("_sys_flag", "_topic_field", "key", "queue"),
+        *("_encoder", "_host_bytes", "_store", "_tail_fronts", "_topic_field"),
+        *("common", "fixed_bytes", "key", "queue"),
     )
 
     def __init__(self, store: Store, key: tuple[str, int], host_bytes: int) -> None:
@@ -67,14 +67,16 @@ class BatchLane:
         self.key = key
         self.queue = queue
         self._store = store
-        self._queue_id = key[1]
         self._host_bytes = host_bytes
         self._encoder = encoder = store.encoder
-        shape, self._magic, self._topic_field, self._sys_flag = encoder.shape(
+        shape, magic, self._topic_field, sys_flag = encoder.shape(
             queue.topic_bytes, kafka_entries.KAFKA_FLAGS, bytes(host_bytes)
         )
-        self._pack = shape.pack
-        self._fixed_bytes = shape.size + encoder.crc_bytes
+        self.fixed_bytes = shape.size + encoder.crc_bytes
+        # What makes the head of an entry, and what all of them have in it.
+        self.common = (shape.pack, magic, key[1], sys_flag)
+        # What stands between a batch and its properties, by how long those are.
+        self._tail_fronts: dict[int, bytes] = {}
 
     def takes(self, born_host: bytes) -> bool:
         """Whether it still leads to the queue of its name, and is for senders of this kind."""
@@ -85,64 +87,98 @@ class BatchLane:
             and len(born_host) == self._host_bytes
         )
 
-    def place(
-        self,
-        front: bytes,
-        rest: Buffer,
-        count: int,
-        code: int,
-        born_ms: int,
-        born_host: bytes,
-        keys: bytes = b"",
-        done: Confirmed | None = None,
-    ) -> tuple[int, int, int, int]:
-        """Give a batch its place: position, size, offset, time. Its parts are a `WholeBatch`'s."""
-        store, encoder, queue = self._store, self._encoder, self.queue
-        store.require_writable()
-        log, offset, crc_bytes = store.log, queue.next_offset, encoder.crc_bytes
-        properties = kafka_entries.properties_of(count, offset, code)
-        tail = self._topic_field + (len(properties) + crc_bytes).to_bytes(2, "big") + properties
-        body_bytes = 8 + len(front) + len(rest)
-        size = self._fixed_bytes + body_bytes + len(tail)
-        if size > encoder.entry_bytes_max:
-            raise MessageIllegal(f"a batch of {size} bytes does not fit into a log file")
-        store_ms = store.turn_ms()
-        position = log.position_for(size)
-        front = _OFFSET.pack(offset) + front
-        body_crc = crc32(rest, crc32(front))
-        head = self._pack(
-            size,
-            self._magic,
-            body_crc & _MASK_31,
-            self._queue_id,
-            0,
-            offset,
-            position,
-            self._sys_flag,
-            born_ms,
-            born_host,
-            store_ms,
-            encoder.store_host,
-            0,
-            0,
-            body_bytes,
-        )
-        if crc_bytes:
-            # The checksum of the whole follows from those of its parts: no byte is summed up twice.
-            tail += crc_property(crc32(tail, crc32_combine(crc32(head), body_crc, body_bytes)))
-        log.stage_parts((head + front, rest, tail), size)
-        unit = queue.pack(position, size, code, store_ms, offset, count)
-        queue.next_offset = offset + count
-        found = ((queue.topic_bytes, (b"", keys, b""), position, store_ms),) if keys else ()
-        store.staged.append((queue, unit, count, found, position + size, done, False))
-        return position, size, offset, store_ms
+    def tail(self, properties: bytes) -> bytes:
+        """What follows a batch in its entry, up to the checksum."""
+        front = self._tail_fronts.get(len(properties))
+        if front is None:
+            size = len(properties) + self._encoder.crc_bytes
+            front = self._tail_fronts[len(properties)] = self._topic_field + size.to_bytes(2, "big")
+        return front + properties
+
+
+# A batch with the lane that it takes: what follows its offset, what follows that, how many records
+# it has, the tags code of its unit, when it was born, and keys of its records for the key index. A
+# plain tuple, because there is one per batch.
+Laid = tuple[BatchLane, bytes, Buffer, int, int, int, bytes]
+
+
+def place(
+    store: Store, batches: Sequence[Laid], born_host: bytes, done: Confirmed | None = None
+) -> list[Placed]:
+    """Give batches their places, one after the other; `done` is told of each. Raises why the first
+    has none; where a later one has none those before it have theirs, and the list is shorter.
+    """
+    store.require_writable()
+    log, encoder, staged = store.log, store.encoder, store.staged
+    crc_bytes, bytes_max, store_host = (
+        encoder.crc_bytes,
+        encoder.entry_bytes_max,
+        encoder.store_host,
+    )
+    store_ms, file_end = store.turn_ms(), log.file_end
+    begin = end = log.end
+    pieces: list[Buffer] = []
+    placed: list[Placed] = []
+    try:
+        for lane, front, rest, count, code, born_ms, keys in batches:
+            queue = lane.queue
+            offset = queue.next_offset
+            tail = lane.tail(kafka_entries.properties_of(count, offset, code))
+            front = _OFFSET.pack(offset) + front
+            body_bytes = len(front) + len(rest)
+            size = lane.fixed_bytes + body_bytes + len(tail)
+            if end + size > file_end:
+                if pieces:
+                    log.stage_parts(pieces, end - begin)
+                    pieces = []
+                if size > bytes_max:
+                    raise MessageIllegal(f"a batch of {size} bytes does not fit into a log file")
+                begin = end = log.position_for(size)
+                file_end = log.file_end
+            body_crc = crc32(rest, crc32(front))
+            pack, magic, queue_id, sys_flag = lane.common
+            head = pack(
+                size,
+                magic,
+                body_crc & _MASK_31,
+                queue_id,
+                0,
+                offset,
+                end,
+                sys_flag,
+                born_ms,
+                born_host,
+                store_ms,
+                store_host,
+                0,
+                0,
+                body_bytes,
+            )
+            if crc_bytes:
+                # It follows from those of the parts: no byte is summed up twice.
+                crc = crc32(tail, crc32_combine(crc32(head), body_crc, body_bytes))
+                tail += crc_property(crc)
+            unit = queue.pack(end, size, code, store_ms, offset, count)
+            found = ((queue.topic_bytes, (b"", keys, b""), end, store_ms),) if keys else ()
+            pieces += (head + front, rest, tail)
+            placed.append(_new_tuple(Placed, (end, size, offset, store_ms)))
+            end += size
+            queue.next_offset = offset + count
+            staged.append((queue, unit, count, found, end, done, False))
+    except SluiceError:
+        if not placed:
+            raise
+    finally:
+        if pieces:
+            log.stage_parts(pieces, end - begin)
+    return placed
 
 
 def stage_whole(store: Store, batch: WholeBatch, done: Confirmed | None = None) -> Placed:
     """Give a batch its place. `done` is called exactly once: None = confirmed, or the error."""
     topic, queue_id, front, rest, count, code, born_ms, born_host, keys = batch
     lane = BatchLane(store, (topic, queue_id), len(born_host))
-    return _new_tuple(Placed, lane.place(front, rest, count, code, born_ms, born_host, keys, done))
+    return place(store, [(lane, front, rest, count, code, born_ms, keys)], born_host, done)[0]
 
 
 class StoredHead(NamedTuple):

@@ -20,7 +20,7 @@ from sluice.broker.quick_produce import QuickProduce
 from sluice.errors import Busy
 from sluice.protocol import kafka_batches, kafka_codes
 from sluice.protocol.kafka_batches import Record
-from sluice.protocol.kafka_fast import ProducedPart
+from sluice.protocol.kafka_fast import ProducedPart, ProducePart
 from tests.unit.broker.broker_kit import broker_config
 from tests.unit.broker.kafka_kit import TOPIC, KafkaBroker, Peer, request_bytes
 
@@ -54,10 +54,12 @@ class Side:
         answers: list[bytes] = []
         store = QuickProduce.store
 
-        def counted(quick: QuickProduce, partition: int, data: memoryview) -> ProducedPart | None:
-            found = store(quick, partition, data) if self.is_quick else None
-            self.quick_count += found is not None
-            return found
+        def counted(
+            quick: QuickProduce, parts: list[ProducePart], at: int, results: list[ProducedPart]
+        ) -> int:
+            reached = store(quick, parts, at, results) if self.is_quick else at
+            self.quick_count += reached - at
+            return reached
 
         def answered(values: Any) -> None:
             answers.append(b"".join(values))
