@@ -292,8 +292,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None:
             return
         self._out.extend(parts)
-        for part in parts:
-            self._out_bytes += len(part)
+        # An answer to a Kafka consumer has some hundred.
+        self._out_bytes += len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if not self._flush_waits:
             self._flush_waits = True
             self._loop.call_soon(self._end_turn)
