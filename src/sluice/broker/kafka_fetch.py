@@ -220,9 +220,12 @@ class KafkaFetch:
 
     def _read_found(self, fetch: _Fetch, asked: Asked, topic: KafkaTopic) -> FetchedPart:
         core, partition, offset = self._core, asked.place[1], asked.offset
-        stored = topic.stored
-        high = core.store.max_offset(stored, partition)
-        low = core.store.min_offset(stored, partition)
+        store, stored = core.store, topic.stored
+        queue = store.queues.get((stored, partition))
+        if queue is None:
+            high, low = store.max_offset(stored, partition), store.min_offset(stored, partition)
+        else:
+            high, low = store.reader.max_offset(queue, store.confirmed), queue.start_offset
         if not low <= offset <= high:
             return FetchedPart(partition, kafka_codes.OFFSET_OUT_OF_RANGE)
         stable = high
@@ -239,17 +242,15 @@ class KafkaFetch:
             aborted = [] if fetch.isolation == COMMITTED else None
             return FetchedPart(partition, 0, high, stable, low, aborted)
         where = (topic, partition, offset, stop, max(1, room))
-        read = read_batches(core, *where, self._reader)
-        if read.is_outside:
+        slices, byte_count, next_offset, is_outside = read_batches(core, *where, self._reader)
+        if is_outside:
             return FetchedPart(partition, kafka_codes.OFFSET_OUT_OF_RANGE)
-        slices, byte_count = read.slices, read.byte_count
         if byte_count > room and fetch.total_bytes:
             slices, byte_count = [], 0  # after the first batch the limits hold
         if fetch.isolation == COMMITTED:
             # Of what compaction has looked through, nothing that was rolled back is left.
             first = max(offset, core.compaction.clean_end(stored, partition))
-            found = [] if offsets is None else offsets.aborted(first, read.next_offset)
-            aborted = [(each[0], each[1]) for each in found]
+            aborted = [] if offsets is None else offsets.aborted(first, next_offset)
         return FetchedPart(partition, 0, high, stable, low, aborted, slices, byte_count)
 
     # -------------------------------------------------------------------------------------- waiting

@@ -31,8 +31,6 @@ _OUTSIDE: Final = (ReadStatus.OFFSET_TOO_SMALL, ReadStatus.OFFSET_OVERFLOW_BADLY
 class Read(NamedTuple):
     """What one partition has from an offset on; `is_outside`: there is no such offset."""
 
-    start: int
-    high: int
     slices: list[Buffer]
     byte_count: int
     next_offset: int
@@ -48,27 +46,25 @@ def read_batches(
     bytes_max: int,
     reader: SliceReader | None = None,
 ) -> Read:
-    """Batches from `offset` on that begin below `stop`. May raise `ColdRead`.
+    """Batches from `offset` on that begin below `stop`, up to which all is confirmed. May raise
+    `ColdRead`.
 
     `reader` remembers where reads ended, and what is in memory.
     """
     queue = core.store.queues.get((topic.stored, partition))
-    if queue is not None:
-        low, high = queue.start_offset, core.store.max_offset(topic.stored, partition)
-        if low <= offset < high:
-            reader = reader or SliceReader(core.store)
-            found = reader.read(queue, offset, stop, bytes_max)
-            if found is not None:
-                return Read(low, high, *found)
+    if queue is not None and queue.start_offset <= offset < stop:
+        found = (reader or SliceReader(core.store)).read(queue, offset, stop, bytes_max)
+        if found is not None:
+            return Read(*found[:3])
     result = core.store.read(
         topic.stored, partition, offset, count_max=UNITS_MAX, bytes_max=bytes_max
     )
     low, high = result.min_offset, result.max_offset
     if result.status is ReadStatus.NO_MATCHED_LOGIC_QUEUE:
-        return Read(0, 0, [], 0, offset, offset != 0)
+        return Read([], 0, offset, offset != 0)
     if result.status is not ReadStatus.FOUND:
         is_outside = result.status in _OUTSIDE or not low <= offset <= high
-        return Read(low, high, [], 0, offset, is_outside)
+        return Read([], 0, offset, is_outside)
     return _batches(core, topic, result, stop)
 
 
@@ -95,7 +91,7 @@ def _batches(core: BrokerCore, topic: KafkaTopic, result: ReadResult, stop: int)
             if offset >= stop:
                 next_offset = offset
                 flush()
-                return Read(result.min_offset, result.max_offset, slices, byte_count, next_offset)
+                return Read(slices, byte_count, next_offset)
             if sys_flag & kafka_entries.KAFKA_FLAGS == kafka_entries.KAFKA_FLAGS:
                 flush()
                 body_at = at + 88
@@ -114,7 +110,7 @@ def _batches(core: BrokerCore, topic: KafkaTopic, result: ReadResult, stop: int)
                 plain.append(entry)
             at += size
     flush()
-    return Read(result.min_offset, result.max_offset, slices, byte_count, next_offset)
+    return Read(slices, byte_count, next_offset)
 
 
 def _of_dead_letter(core: BrokerCore, group: str, entry: records.Entry) -> tuple[Header, ...]:

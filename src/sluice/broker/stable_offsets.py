@@ -88,6 +88,8 @@ class StableOffsets:
 
     def stable(self, high: int) -> int:
         """The offset below which everything is decided; `high`: up to where all is confirmed."""
+        if not self._open and not self._closing:
+            return high
         if self._closing:
             self._closing = [each for each in self._closing if each.last >= high]
         # A dictionary keeps its order, so the first of the open ones is the oldest.
