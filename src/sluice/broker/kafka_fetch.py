@@ -8,10 +8,11 @@ of committed records may see ends where the first undecided transaction begins.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from typing import Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
+from sluice.broker.kafka_ahead import AheadReader
 from sluice.broker.kafka_api import Answer, KafkaApi, Peer, Request
 from sluice.broker.kafka_fetch_again import (
     COMMITTED,
@@ -34,7 +35,6 @@ from sluice.broker.kafka_sessions import (
     Session,
     next_epoch,
 )
-from sluice.broker.kafka_slices import SliceReader
 from sluice.broker.kafka_waiting import KafkaWaiting, Waiter
 from sluice.broker.producer_states import LEADER_EPOCH
 from sluice.errors import RecordDamaged, SluiceError
@@ -48,6 +48,9 @@ from sluice.protocol.kafka_fast import (
     write_fetched,
 )
 from sluice.storage.store import ColdRead
+
+# Megabytes take so long to be sent to a consumer on the same machine; a slower line has time left.
+_SENDING_SECONDS: Final = 0.004
 
 
 class Wanted(NamedTuple):
@@ -89,10 +92,18 @@ class KafkaFetch:
     def __init__(self, core: BrokerCore, waiting: KafkaWaiting) -> None:
         self._core = core
         self._waiting = waiting
-        self._reader = SliceReader(core.store)
+        self._reader = AheadReader(core.store, self._call_later, core.call_soon)
+        core.services.append(self._reader)
         self._held: dict[object, set[_Fetch]] = {}  # by connection
         self._sessions = FetchSessions(lambda: core.config.kafka_fetch_sessions_max, core.now_ms)
         self._desk = Desk(core, self._sessions, waiting, self._reader)
+
+    def _call_later(self, work: Callable[[], None]) -> None:
+        core = self._core
+        if core.call_later is None:
+            core.call_soon(work)
+        else:
+            core.call_later(_SENDING_SECONDS, work)
 
     def register(self, api: KafkaApi) -> None:
         api.register(kafka_codes.FETCH, 4, 18, self.fetch, is_raw=True)

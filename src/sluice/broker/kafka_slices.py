@@ -12,6 +12,7 @@ fetch is looked for nobody works, so it has to be quick:
     batches lie between each other, and for the fetches of the next moment
     unit, entry and batch are compared in one go, those of many units column by column, and nothing
     is made of them but the slice
+    what a consumer will ask next is looked for while it works (`kafka_ahead.py`)
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _STRETCH_BYTES: Final = 4 * 1024 * 1024
 # What is in memory and read by somebody does not go away as quickly.
 _REMEMBERED_NS: Final = 50_000_000
 _CACHED_MAX: Final = 1024
+_STRETCHES_MAX: Final = 64  # of one read, to be asked about again
 # Of an entry with IPv4 hosts: size, queue, offset, position, system flag, body size; of the batch
 # that is its body: base offset, length, magic.
 _ENTRY: Final = Struct(">i8xi4xqqi44xiqi4xb")
@@ -86,11 +88,19 @@ _KAFKA_LIES: Final = _as_it_lies(kafka_entries.KAFKA_FLAGS)
 
 
 class Slices(NamedTuple):
-    """Batches back to back; `next_offset` follows the last of them."""
+    """Batches back to back; `next_offset` follows the last of them.
+
+    `unit` is the number of the first one's unit; from `begin` to `end` they lie in the log, among
+    others. `has_more`: the limits left out what follows, however much may come behind it.
+    """
 
     slices: list[Buffer]
     byte_count: int
     next_offset: int
+    unit: int = 0
+    begin: int = 0
+    end: int = 0
+    has_more: bool = False
 
 
 class _Walk(NamedTuple):
@@ -155,13 +165,13 @@ class SliceReader:
         queue, at, visible, raw = begin
         last, queue_number = min(at + UNITS_MAX, visible), queue.key.queue_id
         slices: list[Buffer] = []
-        byte_count = entry_bytes = low = high = base = 0
+        byte_count = entry_bytes = low = high = base = end = 0
         next_offset, view, unpack = offset, memoryview(b""), _ENTRY.unpack_from
         while raw:
             for position, size, _, _, first, narrow, _, wide in BATCH_UNIT.iter_unpack(raw):
                 entry_bytes += size
                 if first >= stop or (slices and entry_bytes > bytes_max):
-                    return self._found(queue, at, Slices(slices, byte_count, next_offset))
+                    return self._found(begin, at, end, Slices(slices, byte_count, next_offset))
                 if not low <= position <= high - size:
                     ground = self._ground(position, size)
                     if ground is None:
@@ -184,17 +194,17 @@ class SliceReader:
                 start += _BODY_AT
                 slices.append(view[start : start + body_bytes])
                 byte_count += body_bytes
-                next_offset = first + (wide or narrow)
+                next_offset, end = first + (wide or narrow), position + size
                 at += 1
             raw = self._units(queue, at, last)
-        return self._found(queue, at, Slices(slices, byte_count, next_offset))
+        return self._found(begin, at, end, Slices(slices, byte_count, next_offset))
 
     def _run(self, begin: _Walk, offset: int, stop: int, bytes_max: int) -> Slices | None:
         """The same as `_walk`, many units at a time."""
         queue, at, visible, raw = begin
         last = min(at + UNITS_MAX, visible)
         slices: list[Buffer] = []
-        byte_count, next_offset = 0, offset
+        byte_count, next_offset, end = 0, offset, 0
         while raw:
             units = np.frombuffer(raw, BATCH_ROW)
             sizes = units["size"].astype(np.int64)
@@ -207,7 +217,8 @@ class SliceReader:
             if not taken:
                 break
             positions = units["position"][:taken].astype(np.int64)
-            added = self._cut(queue, raw, positions, positions + sizes[:taken], slices)
+            entry_ends = positions + sizes[:taken]
+            added = self._cut(queue, raw, positions, entry_ends, slices)
             if added is None:
                 return None
             byte_count += added
@@ -215,12 +226,12 @@ class SliceReader:
             _, _, _, _, first, narrow, _, wide = BATCH_UNIT.unpack_from(
                 raw, (taken - 1) * BATCH_UNIT.size
             )
-            next_offset = first + (wide or narrow)
+            next_offset, end = first + (wide or narrow), int(entry_ends[-1])
             at += taken
             if taken < len(units):
                 break
             raw = self._units(queue, at, last)
-        return self._found(queue, at, Slices(slices, byte_count, next_offset))
+        return self._found(begin, at, end, Slices(slices, byte_count, next_offset))
 
     def _cut(
         self,
@@ -260,14 +271,34 @@ class SliceReader:
             at = upto
         return byte_count
 
-    def _found(self, queue: QueueIndex, at: int, found: Slices) -> Slices:
-        """Remember where it ended."""
+    def _found(self, begin: _Walk, at: int, end: int, found: Slices) -> Slices:
+        """Remember where it ended: before the unit `at`, and in the log at `end`."""
+        slices, byte_count, next_offset, *_ = found
+        if not slices:
+            return found
         places = self._places
-        if found.slices:
-            places[(queue, found.next_offset)] = at
-            if len(places) > _PLACES_MAX:
-                del places[next(iter(places))]
-        return found
+        places[(begin.queue, next_offset)] = at
+        if len(places) > _PLACES_MAX:
+            del places[next(iter(places))]
+        position = BATCH_UNIT.unpack_from(begin.raw)[0]
+        has_more = at < begin.visible
+        return Slices(slices, byte_count, next_offset, begin.at, position, end, has_more)
+
+    def is_still_so(self, queue: QueueIndex, offset: int, found: Slices) -> bool:
+        """Whether a read would find again what one from this offset on has found, as far as it is
+        not for the limits to say: nothing of it was deleted or compacted, all is in memory.
+        """
+        older, log = queue.older, self._store.log
+        if found.unit < queue.first or (older is not None and offset < older.upto):
+            return False
+        if found.begin < log.start:
+            return False
+        end = min(found.end, self._store.reader.hot_from)
+        numbers = range(found.begin // _STRETCH_BYTES, -(-end // _STRETCH_BYTES))
+        if len(numbers) > _STRETCHES_MAX:
+            return False
+        now_ns = self._now_ns()
+        return all(self._holds(number, now_ns) for number in numbers)
 
     def _ground(self, position: int, size: int) -> _Ground | None:
         """What can be read around an entry, without a look at the disk and without checksums."""
@@ -286,19 +317,24 @@ class SliceReader:
         # Those behind it that are known, too: the batches of one partition may lie far apart.
         while (is_known := cached_until_ns.get(number, 0) > now_ns) or high < end:
             stop = high + _STRETCH_BYTES
-            if not is_known:
-                if not log.is_cached(high, min(stop, log.written)):
-                    return None
-                self._note_cached(number, now_ns)
+            if not is_known and not self._holds(number, now_ns):
+                return None
             high = stop
             number += 1
         return _Ground(segment.file.view(), base, low, min(high, base + log.segment_bytes))
 
-    def _note_cached(self, number: int, now_ns: int) -> None:
-        cached_until_ns = self._cached_until_ns
+    def _holds(self, number: int, now_ns: int) -> bool:
+        """Whether a stretch of the log is in memory, as far as that is known or quickly told."""
+        cached_until_ns, log = self._cached_until_ns, self._store.log
+        if cached_until_ns.get(number, 0) > now_ns:
+            return True
+        start = number * _STRETCH_BYTES
+        if not log.is_cached(start, min(start + _STRETCH_BYTES, log.written)):
+            return False
         if len(cached_until_ns) >= _CACHED_MAX:
             cached_until_ns.clear()
         cached_until_ns[number] = now_ns + _REMEMBERED_NS
+        return True
 
 
 def _is_as_told(
