@@ -5,9 +5,9 @@ The system keeps what was written in memory for as long as there is room, so tha
 log takes new memory. Where a host hands that out page by page (`slow_pages.py`) it is most of what
 an append costs, while gigabytes lie there that nobody asks for. Then the oldest of them make room,
 some megabytes ahead of the writes, and the system takes those pages for the next ones. The newest
-part of the log stays (`log_cached_bytes_min`), and so do files that were read in the last half
-minute. Nothing of the log changes by it, and nothing relies on it: what is read again comes from
-the disk, as it does when the system itself runs out of memory.
+part of the log stays (`log_cached_bytes_min`), and so do files that were read in the last seconds:
+who lags behind asks again and again. Nothing of the log changes by it, and nothing relies on it:
+what is read again comes from the disk, as it does when the system itself runs out of memory.
 
 The methods belong to the owner's thread.
 """
@@ -27,7 +27,7 @@ _LEAD_BYTES: Final = 64 << 20  # so much memory is free for what comes next
 _STEP_BYTES: Final = 16 << 20
 _ALIGNED_BYTES: Final = 2 << 20
 _LASTS_NS: Final = 600_000_000_000  # from when memory was last seen to be slow
-_UNREAD_NS: Final = 30_000_000_000
+_UNREAD_NS: Final = 8_000_000_000
 _NEVER: Final = 1 << 62
 _MEMORY_PART: Final = 16  # of the machine's memory, one part is for the newest of the log
 _KEPT_BYTES_MIN: Final = 256 << 20
