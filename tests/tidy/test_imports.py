@@ -34,8 +34,9 @@ STORED = (
 
 # From the bottom to the top: a storage module may import those of lower tiers only.
 STORAGE_TIERS = (
-    ("stretches", "system_calls"),
+    ("stretches", "system_calls", "warmed"),
     ("page_cache",),
+    ("residency",),
     ("files",),
     ("admission", "background", "crash_model", "key_index_file", "retention", "snapshot"),
     ("early_writes", "key_batches", "old_pages", "slow_pages"),

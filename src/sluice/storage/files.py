@@ -33,7 +33,7 @@ from struct import Struct
 from typing import Final, Protocol
 
 from sluice.storage import page_cache
-from sluice.storage.stretches import Stretches
+from sluice.storage.residency import Residency
 from sluice.storage.system_calls import find_syncfs as _find_syncfs
 from sluice.storage.system_calls import run_apart
 
@@ -41,8 +41,6 @@ Buffer = bytes | bytearray | memoryview
 
 # The kernel takes at most this many buffers in one pwritev (IOV_MAX of Linux and of macOS).
 IOV_MAX_COUNT: Final = 1024
-
-_COUNTED_BYTES: Final = 1 << 16  # from here on counting pages is faster than a copy
 
 # Up to here one fsync a file is cheaper than making the whole file system durable, which also waits
 # for whatever other programs have written.
@@ -104,8 +102,8 @@ class OpenFile(Protocol):
         """Read `size` bytes, fewer only at the end of the file. May wait for the disk."""
 
     def pread_now(self, size: int, offset: int) -> bytes | bytearray | None:
-        """Read so many bytes if all of them are in memory; None where they are not, where the file
-        ends before, and where nobody can tell.
+        """Read so many bytes if all of them are in memory, as `resident` tells it; None where they
+        are not, and where the file ends before.
         """
 
     def view(self) -> memoryview:
@@ -125,13 +123,21 @@ class OpenFile(Protocol):
         """
 
     def resident(self, start: int, stop: int) -> bool:
-        """Say whether reading the range would not wait for the disk; False when unknown."""
+        """Say whether reading the range would not wait for the disk.
+
+        Where the system cannot tell it is False, but for what was warmed: that is taken to be in
+        memory until the next question, and for some seconds after each.
+        """
 
     def cached(self, start: int, stop: int) -> bool:
         """The same, but it only says True where it need not look at each byte for it."""
 
     def warm(self, start: int, stop: int) -> None:
-        """Bring the range into memory. May wait for the disk, so it runs on a thread."""
+        """Bring the range into memory. May wait for the disk, so it runs on a thread.
+
+        The next question whether it is `resident` is answered with True, unless the system knows
+        better: who asks, warms and asks again gets on, on every file system.
+        """
 
     def data_from(self, start: int) -> int:
         """The first byte from `start` on that may be other than zero; the size where none is.
@@ -223,14 +229,14 @@ class Files(Protocol):
 class RealFile:
     """An `OpenFile` on a file descriptor."""
 
-    __slots__ = ("_fd", "_is_viewed", "_path", "_stretches", "_view")
+    __slots__ = ("_fd", "_is_viewed", "_path", "_residency", "_view")
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd  # -1 once closed, so that a number the kernel gave away again is never used
         self._path = path
         self._view: memoryview | None = None
         self._is_viewed = False
-        self._stretches = Stretches()
+        self._residency = Residency()
 
     @property
     def path(self) -> str:
@@ -301,21 +307,15 @@ class RealFile:
         return was_viewed
 
     def forget(self, start: int, stop: int) -> None:
-        page_cache.forget(self._fd, self._view, start, stop)
+        self._residency.forget(self._fd, self._view, start, stop)
 
     def pread_now(self, size: int, offset: int) -> bytearray | None:
-        found = bytearray(size)
-        return found if page_cache.read_now(self._fd, found, offset) else None
+        return self._residency.read_now(self._fd, size, offset)
 
     def resident(self, start: int, stop: int) -> bool:
         if start >= stop:
             return True
-        if start < 0 or not page_cache.NOWAIT:
-            return False
-        is_counted = stop - start >= _COUNTED_BYTES and self.cached(start, stop)
-        if is_counted or (self._fd >= 0 and self._stretches.hold(start, stop, self.cached)):
-            return True
-        return page_cache.is_resident(self._fd, start, stop)
+        return start >= 0 and self._residency.holds(self._fd, start, stop)
 
     def cached(self, start: int, stop: int) -> bool:
         return page_cache.holds(self._fd, start, stop)
@@ -325,7 +325,7 @@ class RealFile:
             return
         if start < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._path)
-        page_cache.warm(self._fd, start, stop)
+        self._residency.warm(self._fd, start, stop)
 
     def data_from(self, start: int) -> int:
         size = self.size

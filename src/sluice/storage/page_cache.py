@@ -1,7 +1,7 @@
 """This module asks the system what of a file is in memory, reads what is, without a wait, and tells
 it what nobody needs.
 
-Where the system cannot tell, nothing is. It keeps nothing and may run on any thread.
+Where the system cannot tell, it says so. It keeps nothing and may run on any thread.
 """
 
 from __future__ import annotations
@@ -23,39 +23,45 @@ _STEP_BYTES: Final = 1 << 20
 _scratch: Final = memoryview(bytearray(_STEP_BYTES))
 
 
-def read_now(fd: int, into: bytearray | memoryview, offset: int) -> bool:
-    """Whether the whole buffer could be filled from `offset` on without a wait for the disk."""
-    if offset < 0 or not NOWAIT:
+def read_now(fd: int, into: bytearray | memoryview, offset: int) -> bool | None:
+    """Whether the whole buffer could be filled from `offset` on without a wait for the disk; None
+    where the system or the file system knows no read that does not wait.
+    """
+    if offset < 0:
         return False
+    if not NOWAIT:
+        return None
     try:
         return os.preadv(fd, [into], offset, NOWAIT) == len(into)
     except BlockingIOError:
         return False
     except OSError as error:
         if error.errno in _CANNOT_ASK:
-            return False
+            return None
         raise
 
 
-def is_resident(fd: int, start: int, stop: int) -> bool:
-    """Whether a range of a file can be read without a wait, by reading it."""
+def is_resident(fd: int, start: int, stop: int) -> bool | None:
+    """Whether a range of a file can be read without a wait, by reading it; None as above."""
     while start < stop:
         step_bytes = min(stop - start, _STEP_BYTES)
-        if not read_now(fd, _scratch[:step_bytes], start):
-            return False
+        is_read = read_now(fd, _scratch[:step_bytes], start)
+        if not is_read:
+            return is_read
         start += step_bytes
     return True
 
 
-def warm(fd: int, start: int, stop: int) -> None:
-    """Bring a range of a file into memory."""
+def warm(fd: int, start: int, stop: int) -> int:
+    """Bring a range of a file into memory; returns where it ended, at the file's end at most."""
     # A buffer of its own: preadv runs without the interpreter's lock, on several threads at once.
     scratch = memoryview(bytearray(min(stop - start, _STEP_BYTES)))
     while start < stop:
         got_bytes = os.preadv(fd, [scratch[: stop - start]], start)
         if got_bytes == 0:
-            return  # the end of the file
+            break  # the end of the file
         start += got_bytes
+    return start
 
 
 def holds(fd: int, start: int, stop: int) -> bool:

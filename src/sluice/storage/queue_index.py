@@ -57,7 +57,12 @@ OPEN_FILES_MAX: Final = 256
 
 
 class ColdRead(Exception):
-    """What is asked for may be on the disk only: run `work` on a thread, then ask again."""
+    """What is asked for may be on the disk only: run `work` on a thread, then ask again.
+
+    What `work` has warmed is taken then, also where the system cannot say what is in memory
+    (`OpenFile.warm`). Another part may have to be waited for: a read ends after as many rounds as
+    it looks at places.
+    """
 
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__("not in memory")
