@@ -5,6 +5,8 @@ leaves to it whatever is not plain.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +16,12 @@ from sluice.broker.kafka_reading import Read, read_batches
 from sluice.broker.kafka_slices import SliceReader, Slices
 from sluice.errors import RecordDamaged
 from sluice.model import Message
+from sluice.storage import page_cache
+from sluice.storage.files import RealFiles
 from sluice.storage.memory_files import MemoryFiles
 from sluice.storage.queue_index import QueueIndex
 from sluice.storage.store import ColdRead
+from tests.unit.broker.broker_kit import broker_config
 from tests.unit.broker.kafka_door_kit import batch, fetched, kafka_rig
 from tests.unit.broker.kafka_kit import HOST, KafkaBroker
 from tests.unit.loops import run_once, until
@@ -169,6 +174,33 @@ def test_what_may_be_on_the_disk_is_left_to_the_general_way() -> None:
     cold.value.work()
     read = read_batches(shelf.core, shelf.found, 0, 0, FAR, MANY)
     assert joined(read.slices) == joined(whole.slices)
+
+
+def test_a_consumer_gets_on_where_the_system_cannot_say_what_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_cache, "NOWAIT", 0)
+    monkeypatch.setattr(page_cache, "_cachestat", None)
+    config = replace(broker_config().store, directory=str(tmp_path))
+    shelf = Shelf(400, files=RealFiles(), flush="sync", store=config)
+    store = shelf.core.store
+    store.housekeeping.checkpoint()
+    assert shelf.queue().tail_first, "older units are in files only"
+    store.reader.hot_bytes = 0
+    reader, offset = SliceReader(store), 0
+    while offset < shelf.high():
+        for _ in range(40):  # more than a search for an offset has places to look at
+            try:
+                read = read_batches(shelf.core, shelf.found, 0, offset, FAR, 20_000, reader)
+            except ColdRead as cold:
+                cold.work()
+            else:
+                break
+        else:
+            raise AssertionError("what was warmed is not taken")
+        assert read.next_offset > offset
+        offset = read.next_offset
+    store.shut(lambda _: None)
 
 
 def test_the_system_is_asked_once_for_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
