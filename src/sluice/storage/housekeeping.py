@@ -219,6 +219,8 @@ class Housekeeping:
         store = self._store
 
         def dropped() -> None:
+            if store.closed:
+                return  # it would be done when the directory is another process's already
             kept = {queue.directory: queue.freeze() for queue in store.removal.kept_queues()}
             store.background.submit(
                 "disk",
@@ -259,10 +261,10 @@ class Housekeeping:
     ) -> None:
         self._deleting = False
         store = self._store
+        if store.closed:
+            return
         if closed is None:
             log_lines.error("retention could not read the log, nothing was deleted: %s", error)
-            return
-        if store.closed:
             return
         hour = time.localtime(now_ms / 1000).tm_hour
         if self._any_hour:

@@ -8,6 +8,7 @@ import pytest
 
 from sluice.errors import ConfigError, MessageIllegal
 from sluice.model import Message
+from sluice.storage.background import Steps
 from sluice.storage.retention import HOUR_MS
 from sluice.storage.state import GROUP_TABLE
 from tests.unit.storage.store_kit import SEGMENT_BYTES, Disk
@@ -125,3 +126,21 @@ def test_a_sweep_keeps_where_empty_queues_go_on() -> None:
     tick(disk)
     disk.reopen()
     assert disk.put("t", 0, b"next").queue_offset == end
+
+
+def test_a_sweep_that_outlasts_the_store_removes_nothing() -> None:
+    disk = filled()
+    disk.close()
+    disk.background = steps = Steps()
+    disk.open()
+    disk.files.make_directory("/store/consumequeue/gone/7")
+    left_over = "/store/consumequeue/gone/7/" + "0" * 20
+    disk.files.create(left_over, 320).close()
+    housekeeping = disk.store.housekeeping
+    housekeeping.sweep_queues()
+    tick(disk)
+    while not housekeeping._checkpoint_running:
+        # The log is behind it; then comes a checkpoint, and what is left over.
+        assert steps.step("flush") or steps.step("disk")
+    disk.close()
+    assert disk.files.exists(left_over)
