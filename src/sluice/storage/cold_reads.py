@@ -1,7 +1,8 @@
 """This module runs reads that may wait for the disk on threads, and bounds how many there are.
 
-Whoever asks gets an answer exactly once: the result, an error, or `Busy` where too many reads wait
-already. Each of them keeps its request in memory, so their number must not be a client's choice.
+Whoever asks gets an answer exactly once: the result, an error, `Busy` where too many reads wait
+already, or `Stopping` where the store has closed meanwhile. Each of them keeps its request in
+memory, so their number must not be a client's choice.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from sluice.errors import Busy, SluiceError
+from sluice.errors import Busy, SluiceError, Stopping
 from sluice.storage.queue_index import ColdRead
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ class ColdReads:
 
     def call(self, ask: Callable[[], T], done: Told[T]) -> None:
         """Ask something that may raise `ColdRead`, as often as it takes, without blocking."""
+        if self._store.closed:
+            # A read of several rounds may outlast the store: its files and threads go.
+            done(None, _stopping())
+            return
         try:
             result = ask()
         except ColdRead as cold:
@@ -53,8 +58,10 @@ class ColdReads:
         self._store.background.submit(f"cold{self._turn}", work, self.counted(again))
 
     @property
-    def refusal(self) -> Busy | None:
+    def refusal(self) -> Busy | Stopping | None:
         """Why one more cannot wait; None where it can."""
+        if self._store.closed:
+            return _stopping()
         count_max = self._store.config.cold_reads_max
         if self.count < count_max:
             return None
@@ -72,3 +79,7 @@ class ColdReads:
             done(result, error)
 
         return told
+
+
+def _stopping() -> Stopping:
+    return Stopping("the store is closed: ask another broker, or this one when it is back")

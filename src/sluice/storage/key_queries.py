@@ -47,6 +47,10 @@ def query_key(
             newest = sorted(places, reverse=True) if kept else places
             store.call(lambda: _once(newest), done)
 
+        refusal = store.cold_reads.refusal
+        if refusal is not None:
+            done(None, refusal)
+            return
         counted = store.cold_reads.counted(found)
         store.indexing.query(names[0], key_bytes, *span_ms, count_max, counted)
 
@@ -58,8 +62,4 @@ def query_key(
         once = {bytes(entry[12:16]) + bytes(entry[20:28]): entry for entry in reversed(entries)}
         return list(reversed(once.values()))[:count_max]
 
-    refusal = store.cold_reads.refusal
-    if refusal is not None:
-        done(None, refusal)
-        return
     look([topic_bytes, *kept])

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
+from typing import Any
 
-from sluice.errors import LinkLost
+import pytest
+
+from sluice.broker import server
+from sluice.errors import LinkLost, Stopping
 from sluice.protocol.remoting_codes import RequestCode as Request
 from sluice.protocol.remoting_codes import ResponseCode as Response
-from sluice.storage.memory_files import KeepNothing
+from sluice.storage.memory_files import KeepNothing, MemoryFiles
+from sluice.storage.store import ColdRead
 from tests.unit.broker.broker_kit import (
     FLAG_SUBSCRIPTION,
     FLAG_SUSPEND,
@@ -105,3 +111,38 @@ def test_under_load_everything_acknowledged_is_there_afterwards() -> None:
                 assert body in bytes(pulled.body)
 
     run_once(work())
+
+
+def test_a_read_that_outlasts_the_stop_is_refused_and_begins_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "_READ_OUT_SECONDS", 0.0)
+    gate, rounds = threading.Event(), 0
+    told: list[BaseException | None] = []
+    complaints: list[dict[str, Any]] = []
+
+    def wait() -> None:
+        assert gate.wait(60)
+
+    def ask() -> None:
+        nonlocal rounds
+        rounds += 1
+        raise ColdRead(wait)
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
+        broker = server.Broker(broker_config(), files=MemoryFiles())
+        await broker.start()
+        broker.store.call(ask, lambda _, error: told.append(error))
+        stopping = asyncio.create_task(broker.stop())
+        background = broker._background
+        assert background is not None
+        await until(lambda: background._closed)
+        gate.set()
+        await stopping
+        await until(lambda: told or complaints)
+
+    run_once(work())
+    assert complaints == []
+    assert isinstance(told[0], Stopping)
+    assert (len(told), rounds) == (1, 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sluice.errors import Busy, RecordDamaged
+from sluice.errors import Busy, RecordDamaged, Stopping
 from sluice.model import Message
 from sluice.protocol import records
 from sluice.storage.background import Steps
@@ -346,3 +346,21 @@ def test_reads_that_wait_are_bounded_and_the_refusal_names_the_bound(disk: Disk)
     assert disk.store.cold_reads.count == 1
     steps(disk).run_all()
     assert (query.count, query.error, disk.store.cold_reads.count) == (2, None, 0)
+
+
+def test_reads_that_outlast_the_store_are_refused(disk: Disk) -> None:
+    read, query = ask(disk, 3), Asked()
+    # One that has to look under two names, one after the other.
+    disk.store.reader.real_topics[b"kept"] = b"t"
+    disk.store.query_key("t", "k", query.done)
+    closed: list[object] = []
+    disk.store.shut(closed.append)
+    while not closed:
+        assert steps(disk).step("disk") or steps(disk).step("flush")
+    assert read.count == 0, "its thread is behind"
+    steps(disk).run_all()
+    late = ask(disk, 3)
+    for asked in (read, query, late):
+        assert isinstance(asked.error, Stopping)
+        assert asked.count == 1
+    assert disk.store.cold_reads.count == 0
