@@ -29,6 +29,7 @@ _TOPIC_NAME: Final = b"REAL_TOPIC"
 _QUEUE_NAME: Final = b"REAL_QID"
 _TOKEN_NAME: Final = b"STAGED_TOKEN"
 _COUNT_NAME: Final = b"STAGED_IMAGES"
+SEEN_IMAGES_MAX: Final = 1_000_000  # some 70 bytes each
 
 
 class Owner(NamedTuple):
@@ -81,6 +82,36 @@ class Entry(NamedTuple):
 
     def known(self) -> Known:
         return _known_of(self.properties)
+
+
+class SeenImages:
+    """What was found out of images when they were staged, so that it is not looked for again when
+    they are published. Bounded: the oldest goes, nobody may come for it.
+    """
+
+    def __init__(self) -> None:
+        self._by_position: dict[int, Images] = {}
+        self.count = 0  # images
+
+    def __len__(self) -> int:
+        return len(self._by_position)
+
+    def keep(self, position: int, images: Images) -> None:
+        """Remember images that are sealed, without themselves."""
+        self._by_position[position] = images.apart()
+        self.count += len(images)
+        while self.count > SEEN_IMAGES_MAX:
+            self.drop(next(iter(self._by_position)))
+
+    def images(self, entry: Entry) -> Images | None:
+        """The images of an entry, where they are known."""
+        seen = self._by_position.get(entry.position)
+        return None if seen is None else seen.at(entry.body)
+
+    def drop(self, position: int) -> None:
+        seen = self._by_position.pop(position, None)
+        if seen is not None:
+            self.count -= len(seen)
 
 
 def properties_of(owner: Owner, topic: str, queue_id: int, token: int, image_count: int) -> bytes:

@@ -44,6 +44,7 @@ from sluice.broker.staged_entries import (
     Handle,
     Known,
     Owner,
+    SeenImages,
     about_of,
     check_owner,
     entry_at,
@@ -120,6 +121,7 @@ class StagedWrites:
             store.config.segment_bytes,
         )
         self._known: dict[int, Known] = {}
+        self._seen = SeenImages()
         self._publishing: dict[str, _Publishing] = {}
         self._swept_ms = 0
         self.staged_count = 0
@@ -157,6 +159,7 @@ class StagedWrites:
         # What cannot be stored is refused now: after the decision nobody could be told.
         run = Run(topic, queue_id, 0, core.now_ms(), born_host, 0, ())
         parts: tuple[Buffer, ...] = (body,)
+        images: Images | None = None
         if image_count:
             images = read_images(body, image_count, topic.encode())
             self._check_images(images, run)
@@ -171,6 +174,8 @@ class StagedWrites:
         if len(self._known) >= _KNOWN_MAX:
             del self._known[next(iter(self._known))]
         self._known[position] = Known(owner, token)
+        if images is not None:
+            self._seen.keep(position, images)
         self.staged_count += 1
         return Handle(position, token)
 
@@ -421,14 +426,15 @@ class StagedWrites:
         ):
             return None
         made_from = (entry.born_ms, entry.born_host, entry.position)
-        images = entry.images(topic)
+        images = self._seen.images(entry) or entry.images(topic)
         if images is not None:
             if not takes_images(core.store, topic, queue_id, entry.born_host):
                 return None
             count, byte_count, codes = place_images(core.store, images, topic, queue_id, *made_from)
         else:
             placed = Lane(core.store, *queue, 0).place_batch(
-                bytes(entry.body), entry.born_ms, entry.born_host, _may_expire, entry.position
+                *(bytes(entry.body), entry.born_ms, entry.born_host),
+                *(lambda properties: EXPIRES_NAME in properties, entry.position),
             )
             if placed is None:
                 return None
@@ -523,6 +529,7 @@ class StagedWrites:
         self._area.drop(done)
         for position in done:
             self._known.pop(position, None)
+            self._seen.drop(position)
 
     # --------------------------------------------------------------------------------- start, ticks
 
@@ -587,10 +594,6 @@ def _refuse_special(properties: bytes) -> None:
         is_special(item.partition(b"\x01")[0]) for item in properties.split(b"\x02")
     ):
         raise MessageIllegal("staged messages cannot be delayed, transactional or short-lived")
-
-
-def _may_expire(properties: bytes) -> bool:
-    return EXPIRES_NAME in properties
 
 
 def _as_error(error: BaseException) -> SluiceError:

@@ -16,7 +16,7 @@ It gives the bytes that `records.Encoder` gives; a test holds the two together. 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -46,6 +46,7 @@ _HEAD: Final = np.dtype(
     ]
 )
 assert _HEAD.itemsize == HEAD_BYTES
+_NO_BYTES: Final[Bytes] = np.empty(0, np.uint8)
 
 
 def _table_of(texts: tuple[bytes, ...]) -> npt.NDArray[np.void]:
@@ -80,6 +81,7 @@ class Images:
     properties_at: Numbers
     property_bytes: Numbers  # without the checksum
     sums: Numbers  # of the bodies, where they are sealed
+    _keys: tuple[Keys | None] | None = None  # once they were looked for
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -127,13 +129,27 @@ class Images:
         ]
 
     def seal(self) -> bytes:
-        """What has to stand behind the images and their sizes."""
+        """What has to stand behind the images and their sizes. They are sealed from now on."""
         body_at = self.starts + HEAD_BYTES
-        sums = _checksums(self.data.data, body_at, body_at + self.body_bytes)
-        return sums.astype(">u4").tobytes()
+        self.sums = _checksums(self.data.data, body_at, body_at + self.body_bytes)
+        return self.sums.astype(">u4").tobytes()
+
+    def apart(self) -> Images:
+        """What is known of them, without themselves."""
+        return replace(self, data=_NO_BYTES)
+
+    def at(self, body: Buffer) -> Images:
+        """The same images where they lie now: at the beginning of these bytes."""
+        byte_count = int(self.starts[-1] + self.sizes[-1])
+        return replace(self, data=np.frombuffer(body, np.uint8, byte_count))
 
     def keys(self) -> Keys | None:
         """The keys, where messages have no other property; None where one has."""
+        if self._keys is None:
+            self._keys = (self._find_keys(),)
+        return self._keys[0]
+
+    def _find_keys(self) -> Keys | None:
         rows = np.flatnonzero(self.property_bytes)
         at, lengths = self.properties_at[rows], self.property_bytes[rows]
         if not len(rows):

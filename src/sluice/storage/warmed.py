@@ -3,7 +3,7 @@ say what is in memory.
 
 Some file systems take no question about it: overlayfs (the files of a container that lie on no
 volume) and others answer neither a read that must not wait nor a count of pages, tmpfs only the
-count, macOS none. There a read that was brought into memory would be asked for for ever. So what
+count. There a read that was brought into memory would be asked for for ever. So what
 was warmed counts as in memory until somebody asks about it, however long that takes, and then for
 some seconds after each question: what is read does not go away as quickly, and where it does, one
 read waits for the disk.

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sluice.broker import staged_writes
-from sluice.broker.staged_entries import Handle, Owner
+from sluice.broker import staged_entries, staged_writes
+from sluice.broker.staged_entries import Entry, Handle, Owner
 from sluice.broker.topic_deletion import delete_topic
 from sluice.broker.topics import STAGED_TOPIC, TopicSettings
 from sluice.errors import (
@@ -434,3 +434,51 @@ def test_a_late_try_of_a_published_batch_is_forgotten_when_it_is_refused() -> No
     assert not publish(broker, [late])
     broker.pass_ms(HOUR_MS)
     assert staging_files(broker) == []
+
+
+def staged_images(broker: Broker, number: int, batch: int = 0) -> Handle:
+    """Three messages whose sizes and keys differ."""
+    parts = [
+        (at, b"%d" % number * (at + 1), b"KEYS\x01k%d-%d\x02" % (number, at)) for at in range(3)
+    ]
+    return stage_parts(broker, parts, Owner("sink", batch), images=True)
+
+
+def stored(broker: Broker) -> bytes:
+    """All of the log that consumers see of the topic."""
+    return b"".join(map(bytes, broker.core.store.read(TOPIC, 0, 0, count_max=100).messages))
+
+
+@pytest.mark.parametrize("seen_max", [0, 3, 1000])
+def test_what_was_found_out_of_images_is_not_looked_for_again(
+    seen_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, broker = Broker(), Broker()
+    monkeypatch.setattr(staged_writes, "randbits", lambda bits: 5)  # of any length otherwise
+    monkeypatch.setattr(staged_entries, "SEEN_IMAGES_MAX", 0)
+    assert publish(plain, [staged_images(plain, number) for number in range(4)])
+    monkeypatch.setattr(staged_entries, "SEEN_IMAGES_MAX", seen_max)
+    handles = [staged_images(broker, number) for number in range(4)]
+    read: list[int] = []
+    images = Entry.images
+
+    def counted(entry: Entry, topic: str) -> Any:
+        read.append(entry.position)
+        return images(entry, topic)
+
+    monkeypatch.setattr(Entry, "images", counted)
+    assert publish(broker, handles)
+    assert stored(broker) == stored(plain)
+    assert len(read) == {0: 4, 3: 3, 1000: 0}[seen_max]
+
+
+def test_what_was_found_out_is_forgotten_with_what_it_is_of() -> None:
+    broker = Broker()
+    seen = broker.core.staged._seen
+    handles = [staged_images(broker, number, batch) for number in range(3) for batch in (0, 1)]
+    assert (len(seen), seen.count) == (6, 18)
+    assert not any(len(images.data) for images in seen._by_position.values()), "no message is held"
+    assert publish(broker, handles[::2])
+    assert set(seen._by_position) == {handle.position for handle in handles[1::2]}
+    assert publish(broker, handles[1::2], 1)
+    assert (len(seen), seen.count) == (0, 0)
