@@ -201,7 +201,7 @@ class Connection(asyncio.BufferedProtocol):
             self._serve_waiting()
         elif frames:
             self._hand_over(frames)
-        if nbytes == SCRATCH_BYTES:
+        if nbytes >= SCRATCH_BYTES:
             self._ask_turn()  # there is more where this came from, and the loop would go on reading
 
     def _hand_over(self, frames: list[Frame]) -> None:

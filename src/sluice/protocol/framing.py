@@ -11,7 +11,8 @@ Three rules keep a peer from costing more than it sends:
 
 * A length is checked as soon as its four bytes are there, before anything of the frame is kept.
 * What is kept grows with what was received, to twice of that at most, never with what a length
-  announces.
+  announces. Who has sent a large frame before, whole, has room for another one of that size at
+  once: it has shown that it means it, and costs what it has sent already.
 * The scratch buffer holds nothing between two calls. All connections of one event loop can share
   one, so an idle connection costs no buffer; and a frame that was handed out never changes.
 
@@ -41,6 +42,7 @@ _COPY_BYTES_MAX: Final = 64 * 1024
 # others is moved from time to time as it grows, which is quicker for less.
 _LARGE_BYTES: Final = SCRATCH_BYTES
 _LARGE_FROM_BYTES: Final = 64 * 1024
+ROOM_BYTES_MAX: Final = 1024 * 1024  # to receive a part of a large frame into, with one read
 
 
 class BadFrame(ProtocolError):
@@ -54,7 +56,7 @@ class BadFrame(ProtocolError):
 class FrameReader:
     """The receiving side of one connection. `frame_bytes_max` may be raised after a log-in."""
 
-    __slots__ = ("_broken", "_kept", "_large", "_scratch", "frame_bytes_max")
+    __slots__ = ("_broken", "_kept", "_large", "_largest_bytes", "_scratch", "frame_bytes_max")
 
     def __init__(
         self, frame_bytes_max: int = FRAME_BYTES_MAX, scratch: bytearray | None = None
@@ -64,6 +66,7 @@ class FrameReader:
         self._scratch: memoryview | None = None if scratch is None else memoryview(scratch)
         self._kept = bytearray()  # length and beginning of a frame that is not whole yet
         self._large: _LargeFrame | None = None  # or of a large one
+        self._largest_bytes = 0  # of a large one that came whole
         self._broken = ""
 
     @property
@@ -72,8 +75,8 @@ class FrameReader:
         return len(self._kept) if self._large is None else self._large.filled
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
-        """Where to receive, `SCRATCH_BYTES` at most; the bytes have to be announced before anything
-        else is done with it.
+        """Where to receive, `SCRATCH_BYTES` at most, or `ROOM_BYTES_MAX` of a large frame; the bytes
+        have to be announced before anything else is done with it.
         """
         if self._large is not None:
             return self._large.room()
@@ -151,7 +154,9 @@ class FrameReader:
         if len(kept) >= _LARGE_FROM_BYTES:
             size: int = _LENGTH.unpack_from(kept)[0]
             if size > _LARGE_BYTES:
-                self._large = _LargeFrame(kept, _LENGTH_BYTES + size)
+                whole_bytes = _LENGTH_BYTES + size
+                is_trusted = whole_bytes <= self._largest_bytes
+                self._large = _LargeFrame(kept, whole_bytes, is_trusted=is_trusted)
                 self._kept = bytearray()
 
     def _received(self, large: _LargeFrame, count: int, frames: list[Frame]) -> None:
@@ -159,9 +164,10 @@ class FrameReader:
         large.filled += count
         if large.filled == large.size:
             frames.append(large.buffer.toreadonly()[_LENGTH_BYTES:])
+            self._largest_bytes = max(self._largest_bytes, large.size)
             self._large = None
         elif large.filled == len(large.buffer):
-            large.grow()
+            large.grow(2 * large.filled)
 
     def _refuse(self, size: int, frames: list[Frame]) -> NoReturn:
         self._kept = bytearray()
@@ -172,23 +178,25 @@ class FrameReader:
 
 
 class _LargeFrame:
-    """The length and the beginning of a frame, in a buffer that is at most twice as long."""
+    """The length and the beginning of a frame, in a buffer that is at most twice as long, or has
+    room for the whole of it where who sends it is trusted with that.
+    """
 
     __slots__ = ("buffer", "filled", "size")
 
-    def __init__(self, begin: bytearray, size: int) -> None:
+    def __init__(self, begin: bytearray, size: int, *, is_trusted: bool) -> None:
         self.size = size
         self.buffer = memoryview(begin)
         self.filled = len(begin)
-        self.grow()
+        self.grow(size if is_trusted else 2 * self.filled)
 
     def room(self) -> memoryview:
         """Where the next bytes of it go."""
-        return self.buffer[self.filled : self.filled + SCRATCH_BYTES]
+        return self.buffer[self.filled : self.filled + ROOM_BYTES_MAX]
 
-    def grow(self) -> None:
-        """Make room for as much as there is."""
-        grown = memoryview(bytearray(min(2 * self.filled, self.size)))
+    def grow(self, byte_count: int) -> None:
+        """Make room for so many bytes, as far as the frame has them."""
+        grown = memoryview(bytearray(min(byte_count, self.size)))
         grown[: self.filled] = self.buffer[: self.filled]
         self.buffer = grown
 

@@ -9,6 +9,7 @@ import pytest
 
 from sluice.protocol.framing import (
     FRAME_BYTES_MAX,
+    ROOM_BYTES_MAX,
     SCRATCH_BYTES,
     BadFrame,
     FrameReader,
@@ -56,13 +57,28 @@ def test_a_large_frame_is_received_where_it_stays() -> None:
     at = 400_000
     while at < len(data):
         room = reader.get_buffer()
-        assert 0 < len(room) <= min(SCRATCH_BYTES, len(data) - at)
+        assert 0 < len(room) <= min(ROOM_BYTES_MAX, len(data) - at)
         assert room.obj is not reader._scratch.obj  # type: ignore[union-attr]
         frames = reader.buffer_updated(len(room))
         at += len(room)
         assert len(frames) == (at == len(data))
         assert reader.kept_bytes == at % len(data)
     assert reader.get_buffer().obj is reader._scratch.obj  # type: ignore[union-attr]
+
+
+def test_who_has_sent_a_large_frame_has_room_for_another_at_once() -> None:
+    reader = FrameReader(scratch=bytearray(16))
+    large, larger = frame_of(bytes(1_500_000)), frame_of(bytes(1_500_001))
+    assert reader.feed(large[:100_000]) == []
+    assert len(reader.get_buffer()) == 100_000, "as much as it has sent"
+    assert len(reader.feed(large[100_000:])) == 1
+    assert reader.feed(larger[:100_000]) == []
+    assert len(reader.get_buffer()) == 100_000, "it has never sent so much"
+    assert len(reader.feed(larger[100_000:])) == 1
+    for again in (large, larger):
+        assert reader.feed(again[:100_000]) == []
+        assert len(reader.get_buffer()) == ROOM_BYTES_MAX
+        assert [bytes(frame) for frame in reader.feed(again[100_000:])] == [again[4:]]
 
 
 def test_a_frame_never_changes_after_it_was_handed_out() -> None:
