@@ -75,8 +75,8 @@ class FrameReader:
         return len(self._kept) if self._large is None else self._large.filled
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
-        """Where to receive, `SCRATCH_BYTES` at most, or `ROOM_BYTES_MAX` of a large frame; the bytes
-        have to be announced before anything else is done with it.
+        """Where to receive, `SCRATCH_BYTES` at most, or `ROOM_BYTES_MAX` of a large frame; the
+        bytes have to be announced before anything else is done with it.
         """
         if self._large is not None:
             return self._large.room()
