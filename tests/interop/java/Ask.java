@@ -4,6 +4,7 @@ import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.exception.RequestTimeoutException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.RequestCallback;
@@ -12,6 +13,7 @@ import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.remoting.protocol.ResponseCode;
 
 /**
  * Asks and replies, with traces of every message in the topic of --trace-topic.
@@ -23,6 +25,7 @@ import org.apache.rocketmq.common.message.MessageExt;
 public final class Ask {
     private static final long WAIT_MS = 30_000;
     private static final long SHORT_MS = 1_500;
+    private static final long PAUSE_MS = 50;
 
     private Ask() {
     }
@@ -70,12 +73,50 @@ public final class Ask {
         if (!usual.await(WAIT_MS, TimeUnit.MILLISECONDS)) {
             throw new IllegalStateException("the usual message was not consumed");
         }
-        // Traces are written when their dispatcher ends.
+        awaitTraces(asker, consumer, traces, sent.getMsgId());
         Leaving.quickly(consumer::shutdown);
         Leaving.quickly(asker::shutdown);
         Leaving.quickly(replier::shutdown);
         Line.of("done").print();
         System.exit(0);
+    }
+
+    /**
+     * Waits until both ends of a message are in the trace topic. A client that is shut down does not
+     * wait for its last traces: neither for a listener that is about to return, nor for their sends.
+     */
+    private static void awaitTraces(DefaultMQProducer asker, DefaultMQPushConsumer consumer,
+            String traces, String messageId) throws Exception {
+        long deadline = System.currentTimeMillis() + WAIT_MS;
+        while (true) {
+            asker.getTraceDispatcher().flush();
+            consumer.getTraceDispatcher().flush();
+            String written = written(asker, traces, messageId);
+            if (written.contains("Pub\u0001") && written.contains("SubAfter\u0001")) {
+                return;
+            }
+            if (System.currentTimeMillis() > deadline) {
+                throw new IllegalStateException("the traces were not written, only: " + written);
+            }
+            Thread.sleep(PAUSE_MS);
+        }
+    }
+
+    private static String written(DefaultMQProducer asker, String traces, String messageId)
+            throws Exception {
+        StringBuilder text = new StringBuilder();
+        try {
+            for (MessageExt trace : asker.queryMessage(
+                    traces, messageId, 32, 0, Long.MAX_VALUE).getMessageList()) {
+                text.append(new String(trace.getBody(), StandardCharsets.UTF_8));
+            }
+        } catch (MQClientException error) {
+            // None is there yet.
+            if (error.getResponseCode() != ResponseCode.NO_MESSAGE) {
+                throw error;
+            }
+        }
+        return text.toString();
     }
 
     private static void ask(DefaultMQProducer asker, String topic, int count) throws Exception {
