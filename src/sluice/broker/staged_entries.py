@@ -13,7 +13,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from sluice.broker.topics import STAGED_TOPIC
-from sluice.errors import ParameterInvalid
+from sluice.errors import MessageIllegal, ParameterInvalid
 from sluice.protocol import records
 from sluice.protocol.record_images import Images, read_images
 from sluice.storage.staging import FLOOR, StagingArea
@@ -45,6 +45,17 @@ def check_owner(owner: Owner) -> None:
         raise ParameterInvalid("a sink is named by 1 to 255 printable ASCII characters")
     if not 0 <= owner.batch < 1 << 62:
         raise ParameterInvalid(f"batch {owner.batch}: from 0 on")
+
+
+def refuse_special(properties: bytes) -> None:
+    """Refuse properties of messages that cannot be staged."""
+    from sluice.broker.sending import is_special  # which knows the core
+
+    # What is special may stand in a value too, where it means nothing.
+    if is_special(properties) and any(
+        is_special(item.partition(b"\x01")[0]) for item in properties.split(b"\x02")
+    ):
+        raise MessageIllegal("staged messages cannot be delayed, transactional or short-lived")
 
 
 class Handle(NamedTuple):

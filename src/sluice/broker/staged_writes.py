@@ -50,6 +50,7 @@ from sluice.broker.staged_entries import (
     entry_at,
     owner_in,
     properties_of,
+    refuse_special,
 )
 from sluice.broker.topics import AUTO_CREATE_TOPIC, STAGED_TOPIC
 from sluice.errors import (
@@ -205,12 +206,12 @@ class StagedWrites:
         run.parts = split_batch(body)
         if not all(len(one) for _, one, _ in run.parts):
             raise MessageIllegal("a message without a body")
-        _refuse_special(b"\x02".join([properties for _, _, properties in run.parts]))
+        refuse_special(b"\x02".join([properties for _, _, properties in run.parts]))
         measure_run(self._core.store.encoder, run, run.topic.encode())
 
     def _check_images(self, images: Images, run: Run) -> None:
         if images.keys() is None:
-            _refuse_special(images.properties())
+            refuse_special(images.properties())
         encoder = self._core.store.encoder
         if (
             not encoder.crc_bytes
@@ -433,8 +434,7 @@ class StagedWrites:
             count, byte_count, codes = place_images(core.store, images, topic, queue_id, *made_from)
         else:
             placed = Lane(core.store, *queue, 0).place_batch(
-                *(bytes(entry.body), entry.born_ms, entry.born_host),
-                *(lambda properties: EXPIRES_NAME in properties, entry.position),
+                bytes(entry.body), entry.born_ms, entry.born_host, _may_expire, entry.position
             )
             if placed is None:
                 return None
@@ -586,14 +586,8 @@ class StagedWrites:
         )
 
 
-def _refuse_special(properties: bytes) -> None:
-    from sluice.broker.sending import is_special  # which knows the core
-
-    # What is special may stand in a value too, where it means nothing.
-    if is_special(properties) and any(
-        is_special(item.partition(b"\x01")[0]) for item in properties.split(b"\x02")
-    ):
-        raise MessageIllegal("staged messages cannot be delayed, transactional or short-lived")
+def _may_expire(properties: bytes) -> bool:
+    return EXPIRES_NAME in properties
 
 
 def _as_error(error: BaseException) -> SluiceError:
