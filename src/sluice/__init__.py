@@ -56,8 +56,10 @@ What exists today, and where (arrows of import point down only; tests/tidy/test_
       store.py         the facade for an event loop; blocking.py the same for threads
       opening.py       opens a store; recovery.py finds the true end after a crash
       commit_log.py    the log: entries in, positions out; runs.py stages a batch
-      slow_pages.py    memory for what is written next, where it is slow to get
+      slow_pages.py    memory for what is written next, where it is slow to get; old_pages.py gives
+                       back that of old parts, page_blocks.py writes so that it is found again
       residency.py     what of a file is in memory; warmed.py where the system cannot tell
+      mends.py         brings back pages that are missing between others that are there
       stretches.py     what is known to be in memory of a large file
       flush.py         group commit: who waits, when it is durable
       queue_index.py   (topic, queue, offset) -> position; reads.py answers reads, plain_reads.py

@@ -39,7 +39,7 @@ STORAGE_TIERS = (
     ("residency",),
     ("files",),
     ("admission", "background", "crash_model", "key_index_file", "retention", "snapshot"),
-    ("early_writes", "key_batches", "old_pages", "slow_pages"),
+    ("early_writes", "key_batches", "old_pages", "page_blocks", "slow_pages"),
     ("commit_log", "key_index", "memory_files", "queue_index", "segment", "state"),
     (
         "checkpoint",
@@ -48,6 +48,7 @@ STORAGE_TIERS = (
         "flush",
         "indexing",
         "log_walk",
+        "mends",
         "origins",
         "plain_reads",
         "property_scan",
@@ -71,7 +72,7 @@ STORAGE_PUBLIC = {
     for name in (
         *("background", "runs", "store", "opening", "blocking", "files", "memory_files", "inspect"),
         *("bulk_reads", "copies", "copy_tables", "lanes", "origins", "state", "whole_batches"),
-        *("compacted", "images", "queue_index", "staging"),
+        *("compacted", "images", "mends", "queue_index", "staging"),
     )
 }
 
@@ -227,7 +228,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.kafka_again": TRANSLATOR,
     "broker.kafka_fetch_again": TRANSLATOR,
     "broker.kafka_reading": TRANSLATOR,
-    "broker.kafka_ahead": ("broker.kafka_slices", "storage.queue_index", *SERVICE),
+    "broker.kafka_ahead": ("broker.kafka_slices", "storage.mends", "storage.queue_index", *SERVICE),
     "broker.kafka_slices": ("protocol", "storage.queue_index", *SERVICE),
     "broker.kafka_topics": TRANSLATOR,
     "broker.kafka_delays": ("broker", "protocol", *SERVICE),

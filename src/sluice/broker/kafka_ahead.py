@@ -13,8 +13,10 @@ the rest of it, and what is looked for meanwhile delays that by as much as it sa
     the next read                        takes it, if it is the same that it would find itself
 
 What is kept is bounded in number and in time, because its slices hold files of the log. Consumers
-at the end of a queue cost nothing, and what has to come from the disk is left to who asks for it.
-Nothing but time is lost when something is forgotten here.
+at the end of a queue cost nothing. Where some pages of what was written lately are missing in
+memory they are brought back meanwhile (`storage/mends.py`), then it is looked for again; what else
+has to come from the disk is left to who asks for it. Nothing but time is lost when something is
+forgotten here.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sluice.broker.kafka_slices import SliceReader, Slices
+from sluice.broker.kafka_slices import STRETCH_BYTES, SliceReader, Slices
+from sluice.storage.mends import Mends
 from sluice.storage.queue_index import QueueIndex
 from sluice.storage.store import ColdRead
 
@@ -67,6 +70,8 @@ class AheadReader(SliceReader):
         self._ahead: dict[_Place, _Ahead] = {}  # the oldest are the first
         self._slice_count = 0  # of all that is kept
         self._is_asked = False  # a turn will come
+        self._mends = Mends(store, now_ns)
+        self._put_off: dict[_Place, int] = {}  # wishes that wait for what is being mended
         self.taken_count = 0  # reads that found what was looked for before
 
     @property
@@ -80,6 +85,7 @@ class AheadReader(SliceReader):
         found = self._take(place, stop, bytes_max) if place in self._ahead else None
         if found is None:
             self._wishes.pop(place, None)
+            self._put_off.pop(place, None)
             found = super().read(queue, offset, stop, bytes_max)
         if found is not None and found.has_more and found.next_offset < stop:
             self._wish((queue, found.next_offset), bytes_max)
@@ -128,9 +134,28 @@ class AheadReader(SliceReader):
         except Exception as error:  # who asks for it finds out, and is told
             log_lines.debug("%s from %d on was not read ahead: %s", queue.key, offset, error)
             return
-        if found is not None and found.has_more:
+        if found is None and self._mends.count and len(self._put_off) < _WISHES_MAX:
+            self._put_off[place] = bytes_max
+        elif found is not None and found.has_more:
             self._ahead[place] = _Ahead(bytes_max, found, self._now_ns() + KEPT_NS)
             self._slice_count += len(found.slices)
+
+    def _holds(self, number: int, now_ns: int) -> bool:
+        is_held = super()._holds(number, now_ns)
+        if not is_held:
+            start, written = number * STRETCH_BYTES, self._store.log.written
+            self._mends.begin(start, min(start + STRETCH_BYTES, written), self._mended)
+        return is_held
+
+    def _mended(self) -> None:
+        """Look again for what could not be read."""
+        if self._mends.count:
+            return
+        self._wishes.update(self._put_off)
+        self._put_off.clear()
+        if self._wishes and not self._is_asked:
+            self._is_asked = True
+            self._call_soon(self._look)
 
     def _drop(self, place: _Place) -> _Ahead:
         ahead = self._ahead.pop(place)

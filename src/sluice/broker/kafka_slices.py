@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 UNITS_MAX: Final = 800  # that one read looks at
 _UNITS_AT_ONCE: Final = 96  # about as many as a megabyte of usual batches has
 _PLACES_MAX: Final = 4096
-_STRETCH_BYTES: Final = 4 * 1024 * 1024
+STRETCH_BYTES: Final = 4 * 1024 * 1024
 # What is in memory and read by somebody does not go away as quickly.
 _REMEMBERED_NS: Final = 50_000_000
 _CACHED_MAX: Final = 1024
@@ -294,7 +294,7 @@ class SliceReader:
         if found.begin < log.start:
             return False
         end = min(found.end, self._store.reader.hot_from)
-        numbers = range(found.begin // _STRETCH_BYTES, -(-end // _STRETCH_BYTES))
+        numbers = range(found.begin // STRETCH_BYTES, -(-end // STRETCH_BYTES))
         if len(numbers) > _STRETCHES_MAX:
             return False
         now_ns = self._now_ns()
@@ -310,26 +310,28 @@ class SliceReader:
         low = max(base, reader.trusted_from)
         hot_from = reader.hot_from
         if position >= hot_from:
-            return _Ground(segment.file.view(), base, max(low, hot_from), base + log.segment_bytes)
-        number = position // _STRETCH_BYTES
-        low, high, end = max(low, number * _STRETCH_BYTES), number * _STRETCH_BYTES, position + size
+            view = segment.file.view(position - base)
+            return _Ground(view, base, max(low, hot_from), base + log.segment_bytes)
+        number = position // STRETCH_BYTES
+        low, high, end = max(low, number * STRETCH_BYTES), number * STRETCH_BYTES, position + size
         cached_until_ns, now_ns = self._cached_until_ns, self._now_ns()
         # Those behind it that are known, too: the batches of one partition may lie far apart.
         while (is_known := cached_until_ns.get(number, 0) > now_ns) or high < end:
-            stop = high + _STRETCH_BYTES
+            stop = high + STRETCH_BYTES
             if not is_known and not self._holds(number, now_ns):
                 return None
             high = stop
             number += 1
-        return _Ground(segment.file.view(), base, low, min(high, base + log.segment_bytes))
+        view = segment.file.view(position - base)
+        return _Ground(view, base, low, min(high, base + log.segment_bytes))
 
     def _holds(self, number: int, now_ns: int) -> bool:
         """Whether a stretch of the log is in memory, as far as that is known or quickly told."""
         cached_until_ns, log = self._cached_until_ns, self._store.log
         if cached_until_ns.get(number, 0) > now_ns:
             return True
-        start = number * _STRETCH_BYTES
-        if not log.is_cached(start, min(start + _STRETCH_BYTES, log.written)):
+        start = number * STRETCH_BYTES
+        if not log.is_cached(start, min(start + STRETCH_BYTES, log.written)):
             return False
         if len(cached_until_ns) >= _CACHED_MAX:
             cached_until_ns.clear()

@@ -135,8 +135,8 @@ def _check_heads(
     bases = positions - positions % log.segment_bytes
     for base in np.unique(bases).tolist():
         own = np.flatnonzero(bases == base)
-        view = log.segments[base].file.view()
         ats = positions[own] - base
+        view = log.segments[base].file.view(int(ats[0]))
         fields = _columns(view, ats)
         wrong = next(fields) != sizes[own]
         wrong |= next(fields) != queue.key.queue_id

@@ -9,15 +9,18 @@ staged their writing may begin before (`early_writes.py`). An entry never crosse
 does not fit, the file is closed with an end-of-file mark and the entry opens the next file.
 
 The log knows nothing of queues, durability or visibility; it never reads a clock and never deletes
-what it was not told to delete. Where memory for its files is slow to get, `slow_pages.py` sees to
-it beforehand. All methods belong to the owner's thread; only `OpenFile.sync` and `warm` of its
-files, and writes that were begun early, may run elsewhere.
+what it was not told to delete. Where memory for its files is slow to get, `slow_pages.py` finds it
+out and sees to it beforehand, and `old_pages.py` gives back what older parts have.
+
+All methods belong to the owner's thread; only `OpenFile.sync` and `warm` of its files, and writes
+that were begun early, may run elsewhere.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Lock
 from typing import Final
 
@@ -28,6 +31,7 @@ from sluice.storage.background import Background
 from sluice.storage.early_writes import EarlyWrites, Wrote
 from sluice.storage.files import Files, OpenFile
 from sluice.storage.old_pages import OldPages, kept_bytes
+from sluice.storage.page_blocks import write_in_blocks
 from sluice.storage.slow_pages import LARGE_BYTES, SlowPages
 
 NAME_DIGITS: Final = 20
@@ -76,7 +80,7 @@ class CommitLog:
         self.segment_bytes = segment_bytes
         self.segments: dict[int, Segment] = {}  # by base, in order
         kept = kept_bytes(cached_bytes_min)
-        self._old_pages = OldPages(background, self.segments, segment_bytes, kept)
+        self._old_pages = OldPages(self.segments, segment_bytes, kept)
         self._pages = SlowPages(background, on_slow=self._old_pages.begin)
         self.written = 0
         self.newest_ms = 0  # store time of what is being staged; a file that is closed remembers it
@@ -225,7 +229,7 @@ class CommitLog:
             *self._full_groups,
             (active, self._group_at, self._group),
         ):
-            self._early.begin(segment.file, buffers, position - segment.base)
+            self._early.begin(self._writing(segment, buffers, position))
         self._full_groups = []
         self._group = []
 
@@ -251,7 +255,7 @@ class CommitLog:
         try:
             early = self._early.finish() if self._early else _NOTHING_EARLY
             for segment, position, buffers in self._full_groups:
-                segment.file.pwritev(buffers, position - segment.base)
+                self._writing(segment, buffers, position)()
             if self._group:
                 self._write_group(active)
         except OSError as error:
@@ -266,7 +270,7 @@ class CommitLog:
         self._group = []
         self._before_stage = None
         self.written = self._end
-        if early.byte_count:
+        if early.byte_count and not self._old_pages.is_giving:
             self._pages.wrote_early(active.base, active.file, self._end, *early)
         if self._end >= self._old_pages.due_at:
             self._old_pages.make_room(self._end)
@@ -275,12 +279,23 @@ class CommitLog:
 
     def _write_group(self, active: Segment) -> None:
         begin, end, pages = self._group_at, self._end, self._pages
-        if end - begin < LARGE_BYTES:
+        is_watched = end - begin >= LARGE_BYTES and not self._old_pages.is_giving
+        since_ns = pages.begin() if is_watched else 0
+        if self._old_pages.is_active:
+            self._writing(active, self._group, begin)()
+        else:
             active.file.pwritev(self._group, begin - active.base)
-            return
-        since_ns = pages.begin()
-        active.file.pwritev(self._group, begin - active.base)
-        pages.wrote(active.base, active.file, begin, end, since_ns)
+        if is_watched:
+            pages.wrote(active.base, active.file, begin, end, since_ns)
+
+    def _writing(
+        self, segment: Segment, buffers: Sequence[Buffer], position: int
+    ) -> Callable[[], int]:
+        """What writes these; any thread may call it."""
+        file, at = segment.file, position - segment.base
+        if self._old_pages.is_active:
+            return partial(write_in_blocks, file, buffers, at, self.segment_bytes)
+        return partial(file.pwritev, buffers, at)
 
     def unstage(self) -> None:
         """Forget what is staged and not written."""
@@ -384,7 +399,11 @@ class CommitLog:
         there.
         """
         at = position % self.segment_bytes
-        return self.segments[position - at].file.view()[at : at + size]
+        return self.segments[position - at].file.view(at)[at : at + size]
+
+    def flushed(self, position: int) -> None:
+        """The log is on the disk up to here."""
+        self._old_pages.flushed(position)
 
     def note_reads(self) -> None:
         """Once in a while: what is read stays in memory."""

@@ -15,14 +15,12 @@ nothing more is written. `begin`, `finish` and `drop` belong to the owner's thre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from threading import Lock
 from time import thread_time_ns
 from typing import Final, NamedTuple
 
-from sluice.model import Buffer
 from sluice.storage.background import Background
-from sluice.storage.files import OpenFile
 
 _LANE: Final = "early"
 
@@ -35,14 +33,12 @@ class Wrote(NamedTuple):
 
 
 class _Piece:
-    """Buffers for one place in a file, which are written once."""
+    """Something that is written once."""
 
-    __slots__ = ("buffers", "byte_count", "file", "is_over", "lock", "offset", "took_ns")
+    __slots__ = ("byte_count", "is_over", "lock", "took_ns", "write")
 
-    def __init__(self, file: OpenFile, buffers: Sequence[Buffer], offset: int) -> None:
-        self.file = file
-        self.buffers = buffers
-        self.offset = offset
+    def __init__(self, write: Callable[[], int]) -> None:
+        self.write = write
         self.lock = Lock()  # held by who writes it
         self.is_over = False
         self.byte_count = self.took_ns = 0
@@ -59,9 +55,11 @@ class EarlyWrites:
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
-    def begin(self, file: OpenFile, buffers: Sequence[Buffer], offset: int) -> None:
-        """Have it written soon. The buffers must not change any more."""
-        piece = _Piece(file, buffers, offset)
+    def begin(self, write: Callable[[], int]) -> None:
+        """Have `write` called soon, which writes something that must not change any more, and says
+        how many bytes it had.
+        """
+        piece = _Piece(write)
         self._pieces.append(piece)
         self._background.submit(_LANE, lambda: self._write(piece), lambda _, error: None)
 
@@ -95,7 +93,7 @@ class EarlyWrites:
             if self._failure is None:
                 since_ns = thread_time_ns()
                 try:
-                    piece.byte_count = piece.file.pwritev(piece.buffers, piece.offset)
+                    piece.byte_count = piece.write()
                     piece.took_ns = thread_time_ns() - since_ns
                 except BaseException as error:  # met by `finish`, whoever wrote
                     self._failure = error

@@ -112,7 +112,7 @@ class Indexing:
             return
         at = self._position % log.segment_bytes
         base = self._position - at
-        view = log.segments[base].file.view()
+        view = log.segments[base].file.view(at)
         stop = min(log.written - base, log.segment_bytes)
         self._catching_up = True
 

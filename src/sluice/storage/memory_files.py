@@ -40,7 +40,7 @@ from sluice.storage.crash_model import (
     blocks_of,
     zeros,
 )
-from sluice.storage.files import LOCK_TEXT, Buffer, DiskUsage
+from sluice.storage.files import LOCK_TEXT, UNREAD, Buffer, DiskUsage
 
 __all__ = [
     "OPERATIONS",
@@ -82,14 +82,14 @@ class _Tear:
 class MemoryFile:
     """An `OpenFile` of a `MemoryFiles`."""
 
-    __slots__ = ("_closed", "_disk", "_is_viewed", "_node", "_path", "_writable")
+    __slots__ = ("_closed", "_disk", "_node", "_path", "_viewed_from", "_writable")
 
     def __init__(self, disk: "MemoryFiles", node: Node, path: str, writable: bool) -> None:
         self._disk = disk
         self._node = node
         self._path = path
         self._writable = writable
-        self._closed = self._is_viewed = False
+        self._closed, self._viewed_from = False, UNREAD
 
     @property
     def path(self) -> str:
@@ -134,18 +134,18 @@ class MemoryFile:
     def pread_now(self, size: int, offset: int) -> bytes | None:
         return self.pread(size, offset) if self.resident(offset, offset + size) else None
 
-    def view(self) -> memoryview:
+    def view(self, at: int = 0) -> memoryview:
         image = self._open_node().image
-        self._is_viewed = True
+        self._viewed_from = min(self._viewed_from, at)
         if image.view is None:
             if not len(image.memory):
                 raise ValueError(f"an empty file has no view: {self._path}")
             image.view = image.memory.toreadonly()
         return image.view
 
-    def was_viewed(self) -> bool:
-        was_viewed, self._is_viewed = self._is_viewed, False
-        return was_viewed
+    def viewed_from(self) -> int:
+        found, self._viewed_from = self._viewed_from, UNREAD
+        return found
 
     def forget(self, start: int, stop: int) -> None:
         self._disk.cold(self._path, start, stop)

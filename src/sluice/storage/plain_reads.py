@@ -43,7 +43,7 @@ def plain_slices(
         return None
     if first < hot_from and not segment.file.resident(first - base, end - base):
         return None
-    view, unpack = segment.file.view(), _HEAD.unpack_from
+    view, unpack = segment.file.view(first - base), _HEAD.unpack_from
     slices: list[memoryview] = []
     run, run_end, count, byte_count = first, first, 0, 0
     for position, size, _ in SIMPLE_UNIT.iter_unpack(raw):

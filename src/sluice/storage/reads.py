@@ -268,7 +268,7 @@ class Reader:
             return None
         if not base <= last < base + self._log.segment_bytes:
             return None
-        view = self._log.segments[base].file.view()
+        view = self._log.segments[base].file.view(first - base)
         try:
             places = Places(view, base, raw, queue.topic_bytes)
         except ValueError:
@@ -335,7 +335,7 @@ class Reader:
             and base <= last < base + self._log.segment_bytes
         ):
             own_raw = raw[part.start * UNIT_BYTES : (part.start + len(own)) * UNIT_BYTES]
-            view = self._log.segments[base].file.view()
+            view = self._log.segments[base].file.view(first - base)
             gathered = gather(view, base, own_raw, queue.topic_bytes)
             if gathered is not None:
                 for index, data in gathered.framed(screen):
@@ -348,7 +348,7 @@ class Reader:
     def _framed_one(self, queue: QueueIndex, unit: Unit) -> bytes:
         position, size, _, offset, _ = unit
         at = position % self._log.segment_bytes
-        view = self._log.segments[position - at].file.view()
+        view = self._log.segments[position - at].file.view(at)
         own_size, own_position, sys_flag, body_bytes = _BODY_HEAD.unpack_from(view, at)
         if position < self._trusted_from or sys_flag & _V6_HOSTS:
             return b"\x02%b\x02" % self._check_whole(queue, view, at, position, size, offset)
@@ -379,7 +379,7 @@ class Reader:
             at = position % segment_bytes
             if position - at != base:
                 base = position - at
-                view = log.segments[base].file.view()
+                view = log.segments[base].file.view(at)
             if position < trusted_from:
                 self._check_whole(queue, view, at, position, size, offset)
                 continue
@@ -454,7 +454,7 @@ class Reader:
         file = log.segments[position - at].file
         if not file.resident(at, at + _HEAD.size):
             raise ColdRead(lambda: file.warm(at, at + _HEAD.size))
-        view = file.view()
+        view = file.view(at)
         size, magic, _, _, own_position = _HEAD.unpack_from(view, at)
         if magic not in _MAGICS and own_position != position:
             return None
@@ -482,7 +482,7 @@ class Reader:
             return records.store_time_ms(entry, 0)
         self.require_memory([(position, position + 88)])
         at = position % log.segment_bytes
-        return records.store_time_ms(log.segments[position - at].file.view(), at)
+        return records.store_time_ms(log.segments[position - at].file.view(at), at)
 
     def earliest_ms(self, queue: QueueIndex, confirmed: int) -> int:
         """When the oldest readable entry was stored, -1 where there is none."""

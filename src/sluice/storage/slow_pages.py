@@ -60,7 +60,7 @@ class SlowPages:
         own_ns: Callable[[], int] = thread_time_ns,
         now_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        """`on_slow` is called whenever writes were seen to be slow."""
+        """`on_slow` is called whenever memory was seen to be slow."""
         self._background = background
         self._on_slow = on_slow
         self._own_ns = own_ns
@@ -141,6 +141,7 @@ class SlowPages:
                 self._quick_count += 1
             else:
                 self._quick_count = 0
+                self._on_slow()
             if self._quick_count >= _QUICK_STEPS:
                 self._quick_count = 0
                 self.is_ahead = False

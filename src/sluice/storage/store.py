@@ -384,7 +384,9 @@ class Store:
     def _flushed(self) -> None:
         if self.flusher.failure is not None:
             self._refusal = self.flusher.failure
-        elif self._sync:
+            return
+        self.log.flushed(self.flusher.flushed)
+        if self._sync:
             self._confirmed = self.flusher.flushed
 
     def refuse(self, refusal: SluiceError | None) -> None:

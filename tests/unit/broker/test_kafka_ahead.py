@@ -15,6 +15,7 @@ from sluice.broker import kafka_ahead
 from sluice.broker.kafka_ahead import KEPT_NS, AheadReader
 from sluice.broker.kafka_slices import SliceReader, Slices
 from sluice.errors import StoreCorrupt
+from sluice.storage.background import Steps
 from sluice.storage.memory_files import MemoryFiles
 from sluice.storage.queue_index import Older
 from sluice.storage.store import ColdRead
@@ -242,8 +243,7 @@ def test_what_is_not_in_memory_any_more_is_left_to_the_general_way() -> None:
     same(reading.read(offset), reading.plain(offset))
     assert reading.reader.taken_count == 1
     offset = reading.prepared()
-    place = reading.place(offset)
-    reading.files.cold(reading.log_path(), place, place + 100)
+    reading.files.cold(reading.log_path(), reading.place(offset), store.log.written)
     reading.now_ns += KEPT_NS - 1
     assert reading.reader.read(reading.queue(), offset, reading.high(), LIMIT) is None
     assert reading.reader.taken_count == 1
@@ -280,6 +280,83 @@ def test_what_cannot_be_looked_for_now_is_left_to_who_asks(
     for partition in (0, 1):
         found = reading.read(offsets[partition], partition=partition)
         same(found, reading.plain(offsets[partition], partition=partition))
+
+
+class Worn(Reading):
+    """Nothing of the log is known to be in memory, some of it is not, and threads are steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.steps = Steps()
+        store = self.core.store
+        store.reader.hot_bytes = 0
+        store.reader._opened_at = store.log.written
+        monkeypatch.setattr(store, "background", self.steps)
+        monkeypatch.setattr("sluice.storage.mends.PIECE_BYTES", 1024)
+
+    def lose(self, offset: int, byte_count: int) -> None:
+        place = self.place(offset)
+        self.files.cold(self.log_path(), place, place + byte_count)
+
+
+def test_few_pages_that_are_missing_are_brought_back_while_the_consumer_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading = Worn(monkeypatch)
+    offset = reading.read(0).next_offset
+    reading.now_ns += KEPT_NS
+    reading.lose(offset, 100)
+    warm_calls = reading.files.warm_calls
+    assert reading.turns() == 1
+    assert reading.reader.kept_count == 0
+    reading.steps.run_all()
+    assert reading.files.warm_calls - warm_calls <= 2, "only what is missing is read"
+    assert reading.turns() == 1
+    same(reading.read(offset), reading.plain(offset))
+    assert reading.reader.taken_count == 1
+
+
+def test_who_comes_before_they_are_there_is_not_looked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading = Worn(monkeypatch)
+    offset = reading.read(0).next_offset
+    reading.now_ns += KEPT_NS
+    reading.lose(offset, 100)
+    reading.turns()
+    assert reading.reader.read(reading.queue(), offset, reading.high(), LIMIT) is None
+    assert sum(map(len, reading.steps.waiting.values())) == 1, "once for all who ask"
+    reading.steps.run_all()
+    assert reading.turns() == 0
+    same(reading.read(offset), reading.plain(offset))
+
+
+def test_where_much_is_missing_it_is_left_to_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = Worn(monkeypatch)
+    offset = reading.read(0).next_offset
+    reading.now_ns += KEPT_NS
+    reading.lose(offset, reading.core.store.log.written // 2)
+    warm_calls = reading.files.warm_calls
+    for _ in range(3):
+        reading.turns()
+        reading.steps.run_all()
+    assert reading.files.warm_calls == warm_calls
+    assert reading.reader.kept_count == 0
+    assert reading.reader.read(reading.queue(), offset, reading.high(), LIMIT) is None
+    assert not any(reading.steps.waiting.values()), "it is not tried again and again"
+    reading.now_ns += 2 * KEPT_NS
+    assert reading.reader.read(reading.queue(), offset, reading.high(), LIMIT) is None
+    assert any(reading.steps.waiting.values())
+
+
+def test_nothing_is_mended_in_a_store_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = Worn(monkeypatch)
+    offset = reading.read(0).next_offset
+    reading.now_ns += KEPT_NS
+    reading.lose(offset, 100)
+    monkeypatch.setattr(reading.core.store, "closed", True)
+    reading.turns()
+    assert not any(reading.steps.waiting.values())
 
 
 # ------------------------------------------------------------------------------------------ limits

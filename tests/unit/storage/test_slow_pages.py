@@ -45,10 +45,17 @@ class Log:
     def __init__(self, base: int = 0) -> None:
         self.file = File()
         self.background = Steps()
+        self.slow_count = 0
         self.pages = SlowPages(
-            self.background, own_ns=lambda: self.file.own_ns, now_ns=lambda: self.file.now_ns
+            self.background,
+            on_slow=self.note_slow,
+            own_ns=lambda: self.file.own_ns,
+            now_ns=lambda: self.file.now_ns,
         )
         self.base = self.end = base
+
+    def note_slow(self) -> None:
+        self.slow_count += 1
 
     def is_ahead(self) -> bool:
         return self.pages.is_ahead
@@ -155,6 +162,22 @@ def test_it_ends_where_memory_is_quick_and_begins_again() -> None:
     log.file.page_us = SLOW_US
     log.write(20)
     assert log.is_ahead()
+
+
+def test_it_says_so_as_long_as_memory_is_slow() -> None:
+    log = Log()
+    log.write(20)
+    assert log.slow_count == 0
+    log.file.page_us = SLOW_US
+    log.write(20)
+    first = log.slow_count
+    assert first
+    log.write(20)
+    second = log.slow_count
+    assert second > first, "writes are quick then, and what is made ahead is not"
+    log.file.page_us = QUICK_US
+    log.write(20)
+    assert log.slow_count == second
 
 
 def test_it_stays_within_the_file() -> None:
