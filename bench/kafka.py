@@ -2,16 +2,21 @@
 (ProducerPerformance, ConsumerPerformance, EndToEndLatency: the same jars for both sides) and with
 librdkafka.
 
-Both brokers run at one time; the one whose turn it is not is stopped. The first turn of each side
-warms it and is not counted. Neither side waits for the disk, which is Kafka's default.
+Both brokers run at one time; the one whose turn it is not is stopped. They take turns for each
+program, and who begins changes from round to round: what a machine does to one side for a minute it
+mostly does to the other, too. The first round warms both sides and is not counted. Neither side
+waits for the disk, which is Kafka's default.
 """
+
+from __future__ import annotations
 
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.harness import Figure, Run
 from bench.kafka_programs import Rdkafka, Tools
@@ -101,14 +106,16 @@ def measure(run: Run) -> list[Figure]:
     with contextlib.ExitStack() as started:
         tools, contestants = _start(run, started)
         for number in range(amounts.rounds + 1):
-            for contestant in contestants:
-                run.progress(f"round {number}: {contestant.side}")
-                turn = Turn(tools, Rdkafka(), contestant, amounts, number, wanted)
-                with contestant.turn():
-                    turn.take()
-                if number:  # the first one only warms its side
-                    for figure, value in turn.measured.items():
-                        samples.add(figure, contestant.side, value)
+            turns = [
+                Turn(tools, Rdkafka(), contestant, amounts, number, wanted)
+                for contestant in contestants[:: -1 if number % 2 else 1]
+            ]
+            for part in PARTS:
+                for turn in turns:
+                    for figure, value in turn.take(part).items():
+                        run.progress(f"round {number}: {figure} {turn.side} {value:,.2f}")
+                        if number:  # the first one only warms its side
+                            samples.add(figure, turn.side, value)
     return [samples.figure(name) for name in UNITS if name in wanted]
 
 
@@ -152,24 +159,27 @@ class Turn:
         self._amounts = amounts
         self._number = number
         self._wanted = wanted
-        self.measured: dict[str, float] = {}
+        self._measured: dict[str, float] = {}
 
-    def take(self) -> None:
-        """Measure everything that is wanted."""
-        self._large()
-        self._acks_1()
-        self._small()
-        self._many_partitions()
-        self._with_rdkafka()
-        self._paced()
-        self._latency()
+    @property
+    def side(self) -> Side:
+        return self._contestant.side
+
+    def take(self, part: Part) -> dict[str, float]:
+        """Measure what is wanted of a part, while only this side runs."""
+        if not self._wants(*part.figures):
+            return {}
+        self._measured = {}
+        with self._contestant.turn():
+            part.measure(self)
+        return self._measured
 
     def _wants(self, *figures: str) -> bool:
         return not self._wanted.isdisjoint(figures)
 
     def _note(self, figure: str, value: float) -> None:
         if figure in self._wanted:
-            self.measured[figure] = value
+            self._measured[figure] = value
 
     def _topic(self, name: str, partitions: int = PARTITIONS) -> str:
         """A topic of this turn."""
@@ -180,9 +190,7 @@ class Turn:
     def _produce(self, topic: str, count: int, size: int, acks: str = "all") -> float:
         return self._tools.produce(self._address, topic, count, size, acks)
 
-    def _large(self) -> None:
-        if not self._wants("kafka_produce_1k_all", "kafka_cpu_s", "kafka_consume_1k"):
-            return
+    def large(self) -> None:
         topic, count = self._topic("large"), self._amounts.large
         before_s = self._contestant.cpu_seconds()
         self._note("kafka_produce_1k_all", self._produce(topic, count, LARGE_BYTES))
@@ -191,23 +199,20 @@ class Turn:
         if self._wants("kafka_consume_1k"):
             self._note("kafka_consume_1k", self._tools.consume(self._address, topic, count))
 
-    def _acks_1(self) -> None:
-        if self._wants("kafka_produce_1k_1"):
-            rate = self._produce(self._topic("acks-1"), self._amounts.large, LARGE_BYTES, "1")
-            self._note("kafka_produce_1k_1", rate)
+    def acks_1(self) -> None:
+        rate = self._produce(self._topic("acks-1"), self._amounts.large, LARGE_BYTES, "1")
+        self._note("kafka_produce_1k_1", rate)
 
-    def _small(self) -> None:
-        if self._wants("kafka_produce_100"):
-            rate = self._produce(self._topic("small"), self._amounts.small, SMALL_BYTES)
-            self._note("kafka_produce_100", rate)
-        if self._wants("kafka_produce_100_1"):
-            place = self._topic("small-acks-1"), self._amounts.small
-            self._note("kafka_produce_100_1", self._produce(*place, SMALL_BYTES, "1"))
+    def small(self) -> None:
+        rate = self._produce(self._topic("small"), self._amounts.small, SMALL_BYTES)
+        self._note("kafka_produce_100", rate)
 
-    def _many_partitions(self) -> None:
+    def small_acks_1(self) -> None:
+        place = self._topic("small-acks-1"), self._amounts.small
+        self._note("kafka_produce_100_1", self._produce(*place, SMALL_BYTES, "1"))
+
+    def many_partitions(self) -> None:
         """All turns have this topic in common: the peer would have thousands of files for each."""
-        if not self._wants("kafka_produce_1k_1000p", "kafka_consume_1k_1000p"):
-            return
         topic, count = "bench-many", self._amounts.many
         if not self._number:
             self._tools.make_topic(self._address, topic, MANY_PARTITIONS)
@@ -215,23 +220,38 @@ class Turn:
         if self._wants("kafka_consume_1k_1000p"):
             self._note("kafka_consume_1k_1000p", self._tools.consume(self._address, topic, count))
 
-    def _with_rdkafka(self) -> None:
-        if not self._wants("kafka_rdkafka_produce_1k", "kafka_rdkafka_consume_1k"):
-            return
+    def with_rdkafka(self) -> None:
         place = self._address, self._topic("rdkafka"), self._amounts.large, LARGE_BYTES
         self._note("kafka_rdkafka_produce_1k", self._rdkafka.produce(*place))
         if self._wants("kafka_rdkafka_consume_1k"):
             self._note("kafka_rdkafka_consume_1k", self._rdkafka.consume(*place))
 
-    def _paced(self) -> None:
-        if self._wants("kafka_paced_ms", "kafka_paced_p99_ms"):
-            place = self._address, self._topic("paced"), self._amounts.paced, LARGE_BYTES
-            mean_ms, p99_ms = self._tools.paced_ms(*place, PACE)
-            self._note("kafka_paced_ms", mean_ms)
-            self._note("kafka_paced_p99_ms", p99_ms)
+    def paced(self) -> None:
+        place = self._address, self._topic("paced"), self._amounts.paced, LARGE_BYTES
+        mean_ms, p99_ms = self._tools.paced_ms(*place, PACE)
+        self._note("kafka_paced_ms", mean_ms)
+        self._note("kafka_paced_p99_ms", p99_ms)
 
-    def _latency(self) -> None:
-        if self._wants("kafka_e2e_ms"):
-            topic = self._topic("latency", 1)
-            latency_ms = self._tools.latency_ms(self._address, topic, self._amounts.latency)
-            self._note("kafka_e2e_ms", latency_ms)
+    def latency(self) -> None:
+        topic = self._topic("latency", 1)
+        latency_ms = self._tools.latency_ms(self._address, topic, self._amounts.latency)
+        self._note("kafka_e2e_ms", latency_ms)
+
+
+class Part(NamedTuple):
+    """Programs of one turn, one after the other, and the figures that they are run for."""
+
+    measure: Callable[[Turn], None]
+    figures: tuple[str, ...]
+
+
+PARTS = (
+    Part(Turn.large, ("kafka_produce_1k_all", "kafka_cpu_s", "kafka_consume_1k")),
+    Part(Turn.acks_1, ("kafka_produce_1k_1",)),
+    Part(Turn.small, ("kafka_produce_100",)),
+    Part(Turn.small_acks_1, ("kafka_produce_100_1",)),
+    Part(Turn.many_partitions, ("kafka_produce_1k_1000p", "kafka_consume_1k_1000p")),
+    Part(Turn.with_rdkafka, ("kafka_rdkafka_produce_1k", "kafka_rdkafka_consume_1k")),
+    Part(Turn.paced, ("kafka_paced_ms", "kafka_paced_p99_ms")),
+    Part(Turn.latency, ("kafka_e2e_ms",)),
+)

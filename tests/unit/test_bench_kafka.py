@@ -103,6 +103,17 @@ def test_every_figure_has_both_sides_and_no_warm_up(programs: FakePrograms, tmp_
     assert len(programs.made) == len(set(programs.made)), "no topic is made twice"
 
 
+def test_sides_take_turns_for_each_program_and_begin_in_turn(
+    programs: FakePrograms, tmp_path: Path
+) -> None:
+    kafka.measure(asked(tmp_path, "kafka_produce_100", "kafka_e2e_ms"))
+    sides = [(kind, address) for kind, address, _ in programs.calls]
+    ours_first = [("produce all", "ours"), ("produce all", "peer")]
+    ours_first += [("latency", "ours"), ("latency", "peer")]
+    peer_first = [ours_first[place] for place in (1, 0, 3, 2)]
+    assert sides == ours_first + peer_first + ours_first + peer_first
+
+
 @pytest.mark.parametrize(
     ("figure", "calls"),
     [
