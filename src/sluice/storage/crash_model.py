@@ -16,15 +16,20 @@ a sync costs nothing, and a crash one copy per file. Only a new length replaces 
 views are live. Large files are sparse.
 
 Everything is deterministic: the same changes and the same policy give the same bytes. This module
-knows no paths but those inside a `NameChange`; `memory_files` makes a disk of it.
+knows paths by their names only; `memory_files` makes a disk of it.
 """
 
 import mmap
+import posixpath
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, wraps
 from random import Random
-from typing import Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 BLOCK_BYTES: Final = 4096  # what a file system gives out
 SECTOR_BYTES: Final = 512  # what a drive writes as a whole
@@ -36,6 +41,31 @@ _SPARSE_BYTES: Final = 1 << 20
 # Which bytes of a change a crash keeps, as (start, stop) inside it: () is nothing. A change without
 # bytes (a length, a name) is kept by any range.
 Ranges = Sequence[tuple[int, int]]
+
+
+def one_at_a_time(
+    method: Callable[Concatenate[Any, Arguments], Result],
+) -> Callable[Concatenate[Any, Arguments], Result]:
+    """Let a method hold its object's `changing` while it runs."""
+
+    @wraps(method)
+    def held(self: Any, /, *words: Arguments.args, **names: Arguments.kwargs) -> Result:
+        with self.changing:
+            return method(self, *words, **names)
+
+    return held
+
+
+@lru_cache(maxsize=4096)
+def split_path(path: str) -> tuple[str, str, str]:
+    """Return a path in its one spelling, its directory, and its name in there."""
+    full = posixpath.normpath(path)
+    if full.startswith("//"):
+        full = full[1:]  # POSIX lets // be something else; nobody does
+    if full == ".":
+        full = ""
+    directory, name = posixpath.split(full)
+    return full, directory, name
 
 
 # ----------------------------------------------------------------------------- bytes and changes

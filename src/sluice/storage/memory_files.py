@@ -10,20 +10,19 @@ It keeps what POSIX and ext4 promise and nothing more; `crash_model` draws the s
 - Simplification: a directory is durable as soon as it is made, and so is the file made by `lock`.
 - Simplification: space is free again when the last name goes, also while the file is still open.
 
-Everything is deterministic: the same calls and the same policy give the same bytes. `sync` and
-`warm` may run on another thread; all else belongs to one thread. Memory grows with the number of
+Everything is deterministic: the same calls and the same policy give the same bytes. Several threads
+may use one disk, and a crash falls between two of their changes. Memory grows with the number of
 bytes never synced. This module may not touch a real disk or read a clock.
 """
 
 import errno
 import itertools
 import os
-import posixpath
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from operator import attrgetter
+from threading import RLock
 from typing import Final
 
 from sluice.storage.crash_model import (
@@ -38,6 +37,8 @@ from sluice.storage.crash_model import (
     NameChange,
     Node,
     blocks_of,
+    one_at_a_time,
+    split_path,
     zeros,
 )
 from sluice.storage.files import LOCK_TEXT, UNREAD, Buffer, DiskUsage
@@ -82,13 +83,11 @@ class _Tear:
 class MemoryFile:
     """An `OpenFile` of a `MemoryFiles`."""
 
-    __slots__ = ("_closed", "_disk", "_node", "_path", "_viewed_from", "_writable")
+    __slots__ = ("_closed", "_disk", "_node", "_path", "_viewed_from", "_writable", "changing")
 
     def __init__(self, disk: "MemoryFiles", node: Node, path: str, writable: bool) -> None:
-        self._disk = disk
-        self._node = node
-        self._path = path
-        self._writable = writable
+        self._disk, self.changing = disk, disk.changing
+        self._node, self._path, self._writable = node, path, writable
         self._closed, self._viewed_from = False, UNREAD
 
     @property
@@ -99,6 +98,7 @@ class MemoryFile:
     def size(self) -> int:
         return len(self._open_node().image.memory)
 
+    @one_at_a_time
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         node = self._open_node()
         if not self._writable:
@@ -174,6 +174,7 @@ class MemoryFile:
         right = [(max(first, stop), last) for first, last in node.cold]
         node.cold = [(first, last) for first, last in left + right if first < last]
 
+    @one_at_a_time
     def sync(self) -> None:
         node = self._open_node()
         try:
@@ -185,6 +186,7 @@ class MemoryFile:
             raise
         node.settle()
 
+    @one_at_a_time
     def resize(self, size: int) -> None:
         node = self._open_node()
         if not self._writable or size < 0:
@@ -229,6 +231,7 @@ class MemoryFiles:
     def __init__(self, *, capacity_bytes: int | None = None, read_only: bool = False) -> None:
         self.capacity_bytes = capacity_bytes
         self.read_only = read_only
+        self.changing = RLock()  # held by who changes something, or crashes
         self.calls: Counter[str] = Counter()
         self.warm_calls = 0
         self._names: dict[str, Node] = {}
@@ -244,8 +247,9 @@ class MemoryFiles:
 
     # ------------------------------------------------------------------------------ as `Files`
 
+    @one_at_a_time
     def create(self, path: str, size: int) -> MemoryFile:
-        full, directory, _ = _split(path)
+        full, directory, _ = split_path(path)
         self._refuse_read_only(path)
         self._call("create", path)
         if full in self._names or full in self._children:
@@ -268,23 +272,24 @@ class MemoryFiles:
         return MemoryFile(self, node, path, writable)
 
     def exists(self, path: str) -> bool:
-        full = _split(path)[0]
+        full = split_path(path)[0]
         return full in self._names or full in self._children
 
     def size(self, path: str) -> int:
         return len(self._node(path).image.memory)
 
     def names(self, directory: str) -> list[str]:
-        full = _split(directory)[0]
+        full = split_path(directory)[0]
         if full in self._names:
             raise _error(errno.ENOTDIR, directory)
         return sorted(self._children.get(full, ()))
 
     def is_directory(self, path: str) -> bool:
-        return _split(path)[0] in self._children
+        return split_path(path)[0] in self._children
 
+    @one_at_a_time
     def make_directory(self, path: str) -> None:
-        full, parent, name = _split(path)
+        full, parent, name = split_path(path)
         if full in self._children:
             return
         if full in self._names:
@@ -302,35 +307,40 @@ class MemoryFiles:
             raise OSError(errno.EFBIG, f"longer than {limit_bytes} bytes", path)
         return file.pread(file.size, 0)
 
+    @one_at_a_time
     def replace(self, path: str, data: bytes) -> None:
         self._refuse_read_only(path)
         self._call("replace", path)
         self._put(path, data)
 
+    @one_at_a_time
     def rename(self, old: str, new: str) -> None:
         self._refuse_read_only(old)
         self._call("rename", old)
         node = self._node(old)
-        full, directory, _ = _split(new)
+        full, directory, _ = split_path(new)
         self._require_directory(directory, new)
         if full in self._children:
             raise _error(errno.EISDIR, new)
-        if full != _split(old)[0]:
-            self._change_name(_split(old)[0], full, node)
+        if full != split_path(old)[0]:
+            self._change_name(split_path(old)[0], full, node)
 
+    @one_at_a_time
     def remove(self, path: str) -> None:
         self._refuse_read_only(path)
         self._call("remove", path)
-        self._change_name(_split(path)[0], None, self._node(path))
+        self._change_name(split_path(path)[0], None, self._node(path))
 
+    @one_at_a_time
     def sync_directory(self, path: str) -> None:
-        full = _split(path)[0]
+        full = split_path(path)[0]
         self._require_directory(full, path)
         self._sync("sync_directory", path, [], {full})
 
+    @one_at_a_time
     def sync_many(self, paths: Sequence[str]) -> None:
         nodes = [self._node(path) for path in paths]
-        directories = {_split(path)[1] for path in paths}
+        directories = {split_path(path)[1] for path in paths}
         self._sync("sync_many", paths[0] if paths else "", nodes, directories)
 
     def apart(self, work: Callable[[], None]) -> None:
@@ -343,8 +353,9 @@ class MemoryFiles:
         used_bytes = self._used_blocks() * BLOCK_BYTES
         return DiskUsage(total_bytes, max(0, total_bytes - used_bytes))
 
+    @one_at_a_time
     def lock(self, path: str) -> MemoryLock:
-        full = _split(path)[0]
+        full = split_path(path)[0]
         self._refuse_read_only(path)
         if full in self._locks:
             raise BlockingIOError(errno.EAGAIN, "locked by this process", path)
@@ -355,6 +366,7 @@ class MemoryFiles:
 
     # --------------------------------------------------------------------------------- crashes
 
+    @one_at_a_time
     def crash(self, keep: KeepPolicy) -> "MemoryFiles":
         """Return the disk as it is found afterwards. This one stays as it is, to crash it again.
 
@@ -368,7 +380,7 @@ class MemoryFiles:
             self._cut_power_to(disk, keep)
         disk._children = {directory: set() for directory in self._children}
         for full in itertools.chain(self._children, disk._names):
-            _, directory, name = _split(full)
+            _, directory, name = split_path(full)
             if name:
                 disk._children[directory].add(name)
         return disk
@@ -506,7 +518,7 @@ class MemoryFiles:
     # ----------------------------------------------------------------------------------- names
 
     def _node(self, path: str) -> Node:
-        full = _split(path)[0]
+        full = split_path(path)[0]
         node = self._names.get(full)
         if node is None:
             raise _error(errno.EISDIR if full in self._children else errno.ENOENT, path)
@@ -522,7 +534,7 @@ class MemoryFiles:
 
     def _put(self, path: str, data: bytes) -> None:
         """Make a file of these bytes, durably, in place of the one that has the name."""
-        full, directory, _ = _split(path)
+        full, directory, _ = split_path(path)
         self._require_directory(directory, path)
         if full in self._children:
             raise _error(errno.EISDIR, path)
@@ -536,12 +548,12 @@ class MemoryFiles:
     def _change_name(self, removed: str | None, added: str | None, node: Node) -> None:
         directories = set()
         if removed is not None:
-            _, directory, name = _split(removed)
+            _, directory, name = split_path(removed)
             directories.add(directory)
             del self._names[removed]
             self._children[directory].discard(name)
         if added is not None:
-            _, directory, name = _split(added)
+            _, directory, name = split_path(added)
             directories.add(directory)
             self._names[added] = node
             self._children[directory].add(name)
@@ -581,18 +593,6 @@ class MemoryFiles:
             if not change.waits:
                 change.apply(self._durable_names)
         self._pending_names = [change for change in self._pending_names if change.waits]
-
-
-@lru_cache(maxsize=4096)
-def _split(path: str) -> tuple[str, str, str]:
-    """Return a path in its one spelling, its directory, and its name in there."""
-    full = posixpath.normpath(path)
-    if full.startswith("//"):
-        full = full[1:]  # POSIX lets // be something else; nobody does
-    if full == ".":
-        full = ""
-    directory, name = posixpath.split(full)
-    return full, directory, name
 
 
 def _error(code: int, path: str) -> OSError:
