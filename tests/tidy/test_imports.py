@@ -228,7 +228,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.kafka_again": TRANSLATOR,
     "broker.kafka_fetch_again": TRANSLATOR,
     "broker.kafka_reading": TRANSLATOR,
-    "broker.kafka_ahead": ("broker.kafka_slices", "storage.mends", "storage.queue_index", *SERVICE),
+    "broker.kafka_ahead": (
+        *("broker.kafka_slices", "broker.kafka_together"),
+        *("storage.mends", "storage.queue_index", *SERVICE),
+    ),
+    "broker.kafka_together": ("broker.kafka_slices", "storage.queue_index", *SERVICE),
     "broker.kafka_slices": ("protocol", "storage.queue_index", *SERVICE),
     "broker.kafka_topics": TRANSLATOR,
     "broker.kafka_delays": ("broker", "protocol", *SERVICE),

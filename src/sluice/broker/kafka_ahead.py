@@ -3,9 +3,10 @@
 A consumer that is behind asks for some megabytes, works on them, and asks for what follows: where
 its read was ended by its limit the next one is known, but for the moment at which it comes. Until
 then the broker has nothing to do for it, and when it comes nobody else works. So what it will find
-is looked for in turns of the event loop between the two, one partition in each, so that sockets
-have their turn in between. And not at once: while the answer is being sent its consumer waits for
-the rest of it, and what is looked for meanwhile delays that by as much as it saves.
+is looked for in turns of the event loop between the two: some partitions together in each, or one
+where it is not plain, so that sockets have their turn in between. And not at once: while the answer
+is being sent its consumer waits for the rest of it, and what is looked for meanwhile delays that by
+as much as it saves.
 
     a read ends because of its limit     the next one of that queue is wished for
     some milliseconds later              it is looked for, and kept if it ends because of its limit,
@@ -23,10 +24,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import islice
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sluice.broker.kafka_slices import STRETCH_BYTES, SliceReader, Slices
+from sluice.broker.kafka_slices import STRETCH_BYTES, Slices
+from sluice.broker.kafka_together import TOGETHER_MAX, Place, TogetherReader
 from sluice.storage.mends import Mends
 from sluice.storage.queue_index import QueueIndex
 from sluice.storage.store import ColdRead
@@ -41,7 +44,6 @@ _NO_STOP: Final = 1 << 62
 log_lines = logging.getLogger("sluice.kafka")
 
 CallLater = Callable[[Callable[[], None]], object]
-_Place = tuple[QueueIndex, int]  # a queue and an offset
 
 
 class _Ahead(NamedTuple):
@@ -52,7 +54,7 @@ class _Ahead(NamedTuple):
     until_ns: int
 
 
-class AheadReader(SliceReader):
+class AheadReader(TogetherReader):
     """Reads batches of one store, some of them before they are asked for."""
 
     def __init__(
@@ -66,12 +68,13 @@ class AheadReader(SliceReader):
         super().__init__(store, now_ns)
         self._call_later = call_later
         self._call_soon = call_soon
-        self._wishes: dict[_Place, int] = {}  # with their limits
-        self._ahead: dict[_Place, _Ahead] = {}  # the oldest are the first
+        self._wishes: dict[Place, int] = {}  # with their limits
+        self._alone: dict[Place, int] = {}  # those of them that were not found with others
+        self._ahead: dict[Place, _Ahead] = {}  # the oldest are the first
         self._slice_count = 0  # of all that is kept
         self._is_asked = False  # a turn will come
         self._mends = Mends(store, now_ns)
-        self._put_off: dict[_Place, int] = {}  # wishes that wait for what is being mended
+        self._put_off: dict[Place, int] = {}  # wishes that wait for what is being mended
         self.taken_count = 0  # reads that found what was looked for before
 
     @property
@@ -84,14 +87,14 @@ class AheadReader(SliceReader):
         place = (queue, offset)
         found = self._take(place, stop, bytes_max) if place in self._ahead else None
         if found is None:
-            self._wishes.pop(place, None)
-            self._put_off.pop(place, None)
+            for wishes in (self._wishes, self._alone, self._put_off):
+                wishes.pop(place, None)
             found = super().read(queue, offset, stop, bytes_max)
         if found is not None and found.has_more and found.next_offset < stop:
             self._wish((queue, found.next_offset), bytes_max)
         return found
 
-    def _take(self, place: _Place, stop: int, bytes_max: int) -> Slices | None:
+    def _take(self, place: Place, stop: int, bytes_max: int) -> Slices | None:
         ahead = self._drop(place)
         found = ahead.found
         if (
@@ -104,26 +107,52 @@ class AheadReader(SliceReader):
         self.taken_count += 1
         return found
 
-    def _wish(self, place: _Place, bytes_max: int) -> None:
-        if place in self._ahead or len(self._wishes) >= _WISHES_MAX:
+    def _wish(self, place: Place, bytes_max: int) -> None:
+        if place in self._ahead or len(self._wishes) + len(self._alone) >= _WISHES_MAX:
             return
         self._wishes[place] = bytes_max
-        if not self._is_asked:
-            self._is_asked = True
-            self._call_later(self._look)
+        self._ask_turn(self._call_later)
 
     def _look(self) -> None:
-        """Look for one of the reads that are wished for."""
+        """Look for some of the reads that are wished for."""
         self._is_asked = False
         self._forget_old()
-        if not self._wishes or self._slice_count >= _SLICES_MAX:
+        if self._slice_count >= _SLICES_MAX:
             self._wishes.clear()
-            return
-        place = next(iter(self._wishes))
-        bytes_max = self._wishes.pop(place)
+            self._alone.clear()
         if self._wishes:
+            self._look_together()
+        elif self._alone:
+            place = next(iter(self._alone))
+            self._look_alone(place, self._alone.pop(place))
+        self._ask_turn(self._call_soon)
+
+    def _ask_turn(self, call: CallLater) -> None:
+        if (self._wishes or self._alone) and not self._is_asked:
             self._is_asked = True
-            self._call_soon(self._look)
+            call(self._look)
+
+    def _look_together(self) -> None:
+        places = dict(islice(self._wishes.items(), TOGETHER_MAX))
+        for place in places:
+            del self._wishes[place]
+        places = {
+            (queue, offset): bytes_max
+            for (queue, offset), bytes_max in places.items()
+            if self._store.queues.get(queue.key) is queue
+        }
+        try:
+            shares = self.read_together(places)
+        except Exception as error:  # found out, too, by who looks for one after the other
+            log_lines.debug("%d reads were not made ahead together: %s", len(places), error)
+            shares = {}
+        for place, bytes_max in places.items():
+            if place in shares:
+                self._keep(place, bytes_max, shares[place])
+            else:
+                self._alone[place] = bytes_max
+
+    def _look_alone(self, place: Place, bytes_max: int) -> None:
         queue, offset = place
         if self._store.queues.get(queue.key) is not queue:
             return
@@ -137,8 +166,11 @@ class AheadReader(SliceReader):
         if found is None and self._mends.count and len(self._put_off) < _WISHES_MAX:
             self._put_off[place] = bytes_max
         elif found is not None and found.has_more:
-            self._ahead[place] = _Ahead(bytes_max, found, self._now_ns() + KEPT_NS)
-            self._slice_count += len(found.slices)
+            self._keep(place, bytes_max, found)
+
+    def _keep(self, place: Place, bytes_max: int, found: Slices) -> None:
+        self._ahead[place] = _Ahead(bytes_max, found, self._now_ns() + KEPT_NS)
+        self._slice_count += len(found.slices)
 
     def _holds(self, number: int, now_ns: int) -> bool:
         is_held = super()._holds(number, now_ns)
@@ -153,11 +185,9 @@ class AheadReader(SliceReader):
             return
         self._wishes.update(self._put_off)
         self._put_off.clear()
-        if self._wishes and not self._is_asked:
-            self._is_asked = True
-            self._call_soon(self._look)
+        self._ask_turn(self._call_soon)
 
-    def _drop(self, place: _Place) -> _Ahead:
+    def _drop(self, place: Place) -> _Ahead:
         ahead = self._ahead.pop(place)
         self._slice_count -= len(ahead.found.slices)
         return ahead

@@ -12,7 +12,8 @@ fetch is looked for nobody works, so it has to be quick:
     batches lie between each other, and for the fetches of the next moment
     unit, entry and batch are compared in one go, those of many units column by column, and nothing
     is made of them but the slice
-    what a consumer will ask next is looked for while it works (`kafka_ahead.py`)
+    what a consumer will ask next is looked for while it works (`kafka_ahead.py`), for all its
+    partitions together (`kafka_together.py`)
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _HEAD: Final = np.dtype(
         "itemsize": 105,
     }
 )
-_UNIT: Final = np.dtype(
+UNIT_AS_IT_LIES: Final = np.dtype(
     {
         "names": ["position", "size", "offset"],
         "formats": ["u8", "u4", "u8"],
@@ -75,16 +76,16 @@ _UNIT: Final = np.dtype(
 )
 assert _HEAD.itemsize == _ENTRY.size
 _BYTES: Final = np.dtype(f"V{_HEAD.itemsize}")
-_RUN_UNITS_MIN: Final = 16  # of fewer, one after the other is as quick
+RUN_UNITS_MIN: Final = 16  # of fewer, one after the other is as quick
 _FLAGS: Final = kafka_entries.KAFKA_FLAGS | records.SYS_BORN_V6 | records.SYS_STORE_V6
 
 
-def _as_it_lies(number: int) -> int:
+def as_it_lies(number: int) -> int:
     return int.from_bytes(number.to_bytes(4, "big"), byteorder)
 
 
-_FLAGS_LIE: Final = np.uint32(_as_it_lies(_FLAGS))
-_KAFKA_LIES: Final = _as_it_lies(kafka_entries.KAFKA_FLAGS)
+_FLAGS_LIE: Final = np.uint32(as_it_lies(_FLAGS))
+_KAFKA_LIES: Final = as_it_lies(kafka_entries.KAFKA_FLAGS)
 
 
 class Slices(NamedTuple):
@@ -103,7 +104,7 @@ class Slices(NamedTuple):
     has_more: bool = False
 
 
-class _Walk(NamedTuple):
+class Walk(NamedTuple):
     """Where a walk begins: a unit's number, how many can be seen, and some of them from it on."""
 
     queue: QueueIndex
@@ -149,8 +150,8 @@ class SliceReader:
         if not raw or BATCH_UNIT.unpack_from(raw)[4] != offset:
             at = queue.seek(offset, self._store.queue_files, wait=False)
             raw = self._units(queue, at, visible)
-        begin = _Walk(queue, at, visible, raw)
-        is_run = len(raw) >= _RUN_UNITS_MIN * BATCH_UNIT.size
+        begin = Walk(queue, at, visible, raw)
+        is_run = len(raw) >= RUN_UNITS_MIN * BATCH_UNIT.size
         return (self._run if is_run else self._walk)(begin, offset, stop, bytes_max)
 
     def _units(self, queue: QueueIndex, at: int, visible: int) -> bytes | bytearray:
@@ -160,7 +161,7 @@ class SliceReader:
         stop = min(at + _UNITS_AT_ONCE, visible)
         return queue.units(at, stop, self._store.queue_files, wait=False)
 
-    def _walk(self, begin: _Walk, offset: int, stop: int, bytes_max: int) -> Slices | None:
+    def _walk(self, begin: Walk, offset: int, stop: int, bytes_max: int) -> Slices | None:
         """Take batches, unit by unit."""
         queue, at, visible, raw = begin
         last, queue_number = min(at + UNITS_MAX, visible), queue.key.queue_id
@@ -199,7 +200,7 @@ class SliceReader:
             raw = self._units(queue, at, last)
         return self._found(begin, at, end, Slices(slices, byte_count, next_offset))
 
-    def _run(self, begin: _Walk, offset: int, stop: int, bytes_max: int) -> Slices | None:
+    def _run(self, begin: Walk, offset: int, stop: int, bytes_max: int) -> Slices | None:
         """The same as `_walk`, many units at a time."""
         queue, at, visible, raw = begin
         last = min(at + UNITS_MAX, visible)
@@ -244,7 +245,7 @@ class SliceReader:
         """Add the batches of the first of these units, whose entries lie from `positions` to
         `ends`: their bytes, or None where one is not as it must be or cannot be read at once.
         """
-        units = np.frombuffer(raw, _UNIT)
+        units = np.frombuffer(raw, UNIT_AS_IT_LIES)
         at, count, byte_count = 0, len(positions), 0
         while at < count:
             ground = self._ground(int(positions[at]), int(ends[at] - positions[at]))
@@ -252,26 +253,21 @@ class SliceReader:
                 return None
             view, base, _, high = ground
             upto = int(ends.searchsorted(high, "right"))
-            starts = positions[at:upto] - base
-            if int(starts[-1]) + _HEAD.itemsize > len(view):
+            found = batches_at(
+                view,
+                units[at:upto],
+                positions[at:upto] - base,
+                ends[at:upto] - positions[at:upto],
+                as_it_lies(queue.key.queue_id),
+            )
+            if found is None:
                 return None
-            every = np.ndarray((len(view) - _HEAD.itemsize + 1,), _BYTES, view, 0, (1,))
-            heads = every[starts].view(_HEAD)
-            if not _is_as_told(heads, units[at:upto], queue.key.queue_id):
-                return None
-            sizes = heads["body"].astype(np.int64)
-            if (
-                (sizes <= _LENGTH_END) | (sizes >= ends[at:upto] - positions[at:upto] - _BODY_AT)
-            ).any():
-                return None
-            starts += _BODY_AT
-            places = starts.tolist(), (starts + sizes).tolist()
-            slices += [view[start:stop] for start, stop in zip(*places, strict=True)]
-            byte_count += int(sizes.sum())
+            slices += found[0]
+            byte_count += int(found[1].sum())
             at = upto
         return byte_count
 
-    def _found(self, begin: _Walk, at: int, end: int, found: Slices) -> Slices:
+    def _found(self, begin: Walk, at: int, end: int, found: Slices) -> Slices:
         """Remember where it ended: before the unit `at`, and in the log at `end`."""
         slices, byte_count, next_offset, *_ = found
         if not slices:
@@ -297,8 +293,11 @@ class SliceReader:
         numbers = range(found.begin // STRETCH_BYTES, -(-end // STRETCH_BYTES))
         if len(numbers) > _STRETCHES_MAX:
             return False
-        now_ns = self._now_ns()
-        return all(self._holds(number, now_ns) for number in numbers)
+        now_ns, cached_until_ns = self._now_ns(), self._cached_until_ns
+        for number in numbers:
+            if cached_until_ns.get(number, 0) <= now_ns and not self._holds(number, now_ns):
+                return False
+        return True
 
     def _ground(self, position: int, size: int) -> _Ground | None:
         """What can be read around an entry, without a look at the disk and without checksums."""
@@ -339,20 +338,37 @@ class SliceReader:
         return True
 
 
-def _is_as_told(
-    heads: npt.NDArray[np.void], units: npt.NDArray[np.void], queue_number: int
-) -> bool:
-    """Whether entries are those of their units, and hold batches that are where they say."""
+def batches_at(
+    view: memoryview,
+    units: npt.NDArray[np.void],
+    starts: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    queue_lies: int | npt.NDArray[np.uint32],
+) -> tuple[list[memoryview], npt.NDArray[np.int64]] | None:
+    """The batches of entries that begin at `starts` in a file of the log, and their sizes; None
+    where one is not as its unit tells, or not a whole one. `units` and the numbers of their queues
+    are as they lie.
+    """
+    if int(starts.max()) + _HEAD.itemsize > len(view):
+        return None
+    every = np.ndarray((len(view) - _HEAD.itemsize + 1,), _BYTES, view, 0, (1,))
+    heads = every[starts].view(_HEAD)
     offsets = units["offset"]
-    return bool(
-        (
-            (heads["size"] == units["size"])
-            & (heads["queue"] == _as_it_lies(queue_number))
-            & (heads["offset"] == offsets)
-            & (heads["position"] == units["position"])
-            & (heads["flags"] & _FLAGS_LIE == _KAFKA_LIES)
-            & (heads["base"] == offsets)
-            & (heads["length"] == heads["body"] - _LENGTH_END)
-            & (heads["magic"] == kafka_batches.MAGIC)
-        ).all()
+    bodies = heads["body"].astype(np.int64)
+    is_as_told = (
+        (heads["size"] == units["size"])
+        & (heads["queue"] == queue_lies)
+        & (heads["offset"] == offsets)
+        & (heads["position"] == units["position"])
+        & (heads["flags"] & _FLAGS_LIE == _KAFKA_LIES)
+        & (heads["base"] == offsets)
+        & (heads["length"] == bodies - _LENGTH_END)
+        & (heads["magic"] == kafka_batches.MAGIC)
+        & (bodies > _LENGTH_END)
+        & (bodies < sizes - _BODY_AT)
     )
+    if not is_as_told.all():
+        return None
+    bodies_at = starts + _BODY_AT
+    places = bodies_at.tolist(), (bodies_at + bodies).tolist()
+    return [view[start:stop] for start, stop in zip(*places, strict=True)], bodies

@@ -100,14 +100,24 @@ def test_what_was_looked_for_is_what_a_read_finds(limit: int) -> None:
     assert reading.reader.kept_count == 0
 
 
-def test_one_partition_is_looked_for_in_each_turn_and_none_at_once() -> None:
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_partitions_are_looked_for_together_or_one_in_each_turn_and_none_at_once(
+    monkeypatch: pytest.MonkeyPatch, is_plain: bool
+) -> None:
     reading = Reading()
+    if not is_plain:
+        monkeypatch.setattr(reading.reader, "read_together", lambda _: {})
     for partition in (0, 1):
         reading.read(0, partition=partition)
     assert (len(reading.later), len(reading.soon), reading.reader.kept_count) == (1, 0, 0)
     reading.later.popleft()()
-    assert (len(reading.later), len(reading.soon), reading.reader.kept_count) == (0, 1, 1)
-    reading.soon.popleft()()
+    if is_plain:
+        assert (len(reading.later), len(reading.soon), reading.reader.kept_count) == (0, 0, 2)
+        return
+    for kept_count in (0, 1):
+        seen = len(reading.later), len(reading.soon), reading.reader.kept_count
+        assert seen == (0, 1, kept_count)
+        reading.soon.popleft()()
     assert (len(reading.later), len(reading.soon), reading.reader.kept_count) == (0, 0, 2)
 
 
@@ -148,7 +158,7 @@ def test_what_reaches_the_end_is_not_kept() -> None:
     most_bytes = reading.read(0, MANY).byte_count * 3 // 4
     offset = reading.read(0, most_bytes).next_offset
     assert offset < reading.high()
-    assert reading.turns() == 1
+    assert reading.turns() == 2
     assert reading.reader.kept_count == 0
     reading.produce(-1, -1, -1, b"later")
     assert reading.read(offset, most_bytes).next_offset == reading.high()
@@ -275,7 +285,8 @@ def test_what_cannot_be_looked_for_now_is_left_to_who_asks(
 
     with monkeypatch.context() as patched:
         patched.setattr(SliceReader, "read", fail)
-        assert reading.turns() == 2
+        patched.setattr(SliceReader, "_units", fail)
+        assert reading.turns() == 3
     assert reading.reader.kept_count == 0
     for partition in (0, 1):
         found = reading.read(offsets[partition], partition=partition)
@@ -307,7 +318,7 @@ def test_few_pages_that_are_missing_are_brought_back_while_the_consumer_works(
     reading.now_ns += KEPT_NS
     reading.lose(offset, 100)
     warm_calls = reading.files.warm_calls
-    assert reading.turns() == 1
+    assert reading.turns() == 2
     assert reading.reader.kept_count == 0
     reading.steps.run_all()
     assert reading.files.warm_calls - warm_calls <= 2, "only what is missing is read"
@@ -387,6 +398,7 @@ def test_only_so_much_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert count == len(reading.read(offset).slices)
     reading = Reading()
     monkeypatch.setattr(kafka_ahead, "_SLICES_MAX", count)
+    monkeypatch.setattr(kafka_ahead, "TOGETHER_MAX", 1)
     for partition in (0, 1):
         reading.read(0, partition=partition)
     assert reading.turns() == 2
