@@ -6,10 +6,10 @@ then the broker has nothing to do for it, and when it comes nobody else works. S
 is looked for in turns of the event loop between the two: some partitions together in each, or one
 where it is not plain, so that sockets have their turn in between. And not at once: while the answer
 is being sent its consumer waits for the rest of it, and what is looked for meanwhile delays that by
-as much as it saves.
+as much as it saves, or by more: the rest then has to wait for a consumer that fell asleep.
 
     a read ends because of its limit     the next one of that queue is wished for
-    some milliseconds later              it is looked for, and kept if it ends because of its limit,
+    when its answer has been sent        it is looked for, and kept if it ends because of its limit,
                                          too: what comes behind it changes nothing of it then
     the next read                        takes it, if it is the same that it would find itself
 
@@ -26,7 +26,7 @@ import logging
 from collections.abc import Callable
 from itertools import islice
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from sluice.broker.kafka_slices import STRETCH_BYTES, Slices
 from sluice.broker.kafka_together import TOGETHER_MAX, Place, TogetherReader
@@ -44,6 +44,13 @@ _NO_STOP: Final = 1 << 62
 log_lines = logging.getLogger("sluice.kafka")
 
 CallLater = Callable[[Callable[[], None]], object]
+
+
+class Sent(Protocol):
+    """Who is sent answers."""
+
+    @property
+    def unsent_bytes(self) -> int: ...
 
 
 class _Ahead(NamedTuple):
@@ -64,7 +71,7 @@ class AheadReader(TogetherReader):
         call_soon: CallLater,
         now_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
-        """`call_later` calls when an answer is likely to be sent, `call_soon` in the next turn."""
+        """`call_later` calls when an answer may have been sent, `call_soon` in the next turn."""
         super().__init__(store, now_ns)
         self._call_later = call_later
         self._call_soon = call_soon
@@ -75,6 +82,7 @@ class AheadReader(TogetherReader):
         self._is_asked = False  # a turn will come
         self._mends = Mends(store, now_ns)
         self._put_off: dict[Place, int] = {}  # wishes that wait for what is being mended
+        self.asked_by: Sent | None = None  # who gets what is read now
         self.taken_count = 0  # reads that found what was looked for before
 
     @property
@@ -116,6 +124,9 @@ class AheadReader(TogetherReader):
     def _look(self) -> None:
         """Look for some of the reads that are wished for."""
         self._is_asked = False
+        if self.asked_by is not None and self.asked_by.unsent_bytes:
+            self._ask_turn(self._call_later)
+            return
         self._forget_old()
         if self._slice_count >= _SLICES_MAX:
             self._wishes.clear()

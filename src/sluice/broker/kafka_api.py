@@ -43,6 +43,10 @@ class Peer(Protocol):
     def born_host(self) -> bytes:
         """The peer's address as entries carry it."""
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What the peer has not taken yet of its answers, nor the system for it."""
+
     again: Again | None  # serves requests like those before, where there were such
 
     def drop(self, reason: str) -> None:

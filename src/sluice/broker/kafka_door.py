@@ -125,6 +125,10 @@ class Session:
             self._born_host = self._connection.packed_peer()
         return self._born_host
 
+    @property
+    def unsent_bytes(self) -> int:
+        return self._connection.unsent_bytes
+
     def drop(self, reason: str) -> None:
         self._connection.close(reason)
 

@@ -49,8 +49,8 @@ from sluice.protocol.kafka_fast import (
 )
 from sluice.storage.store import ColdRead
 
-# Megabytes take so long to be sent to a consumer on the same machine; a slower line has time left.
-_SENDING_SECONDS: Final = 0.004
+# So often it is asked whether an answer has been sent: megabytes take some milliseconds.
+_SENDING_SECONDS: Final = 0.002
 
 
 class Wanted(NamedTuple):
@@ -175,6 +175,7 @@ class KafkaFetch:
         """Read, then answer or wait."""
         fetch.results = []
         fetch.total_bytes = 0
+        self._reader.asked_by = fetch.request.peer
 
         def ask() -> bool:
             # What was read before a part had to come from the disk is not read again.

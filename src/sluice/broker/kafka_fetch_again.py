@@ -22,10 +22,10 @@ from typing import Final, NamedTuple
 
 from sluice.broker.core import BrokerCore, Timer
 from sluice.broker.kafka_again import is_same
+from sluice.broker.kafka_ahead import AheadReader
 from sluice.broker.kafka_api import AnswerPlace, Peer, Request
 from sluice.broker.kafka_partitions import KafkaTopic
 from sluice.broker.kafka_sessions import Asked, FetchSessions, Session, next_epoch
-from sluice.broker.kafka_slices import SliceReader
 from sluice.broker.kafka_waiting import KafkaWaiting, Waiter
 from sluice.broker.producer_states import LEADER_EPOCH
 from sluice.model import Buffer
@@ -47,7 +47,7 @@ class Desk(NamedTuple):
     core: BrokerCore
     sessions: FetchSessions
     waiting: KafkaWaiting
-    reader: SliceReader
+    reader: AheadReader
 
 
 class _Found(NamedTuple):
@@ -131,7 +131,7 @@ class FetchAgain:
         """Answer a fetch, or hold it; False where that is left to the long way."""
         if self._held is not None:
             return False
-        _, sessions, _, _ = self._desk
+        _, sessions, _, reader = self._desk
         place, session = self._place, self.session
         read = self._form.read(frame, place[1])
         if (
@@ -148,6 +148,7 @@ class FetchAgain:
         leader_epoch, offset, bytes_max = changed or (before[3], before[1], before[2])
         if leader_epoch not in EPOCHS:
             return False
+        reader.asked_by = peer
         found = self._find(offset, bytes_max)
         if found is None:
             return False

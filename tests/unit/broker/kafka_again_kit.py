@@ -34,6 +34,8 @@ ID, EPOCH = 7, 3
 class Wire:
     """A connection that keeps what is sent."""
 
+    unsent_bytes = 0
+
     def __init__(self) -> None:
         self.sent: list[bytes] = []
         self.closed = ""

@@ -42,6 +42,7 @@ class Peer:
     name = "127.0.0.1:5555"
     node = Node(0, "127.0.0.1", 9092)
     born_host = HOST
+    unsent_bytes = 0
 
     def __init__(self) -> None:
         self.again: Again | None = None

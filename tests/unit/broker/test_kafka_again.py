@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.broker.kafka_again import LINES_MAX, ProduceAgain
+from sluice.broker.kafka_ahead import AheadReader
 from sluice.protocol import kafka_batches
 from tests.unit.broker.kafka_again_kit import (
     FETCH,
@@ -206,6 +207,22 @@ def test_the_newest_batch_is_there_when_it_is_confirmed(size: int) -> None:
             both.produce(batch(number + 100, b"refused"))
         assert len(both.fetch().records) > size
         both.fetch(number + 1)
+
+
+def test_it_is_known_whose_answer_is_being_sent_whichever_way_it_was_made() -> None:
+    both = begun()
+    readers = [
+        service
+        for side in (both.short, both.long)
+        for service in side.broker.core.services
+        if isinstance(service, AheadReader)
+    ]
+    for _ in range(5):
+        for reader in readers:
+            reader.asked_by = None
+        both.fetch(0)
+        assert [reader.asked_by for reader in readers] == [both.short.session, both.long.session]
+    assert both.short_count
 
 
 @pytest.mark.parametrize(

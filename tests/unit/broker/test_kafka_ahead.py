@@ -131,6 +131,34 @@ def test_who_comes_before_it_was_looked_for_finds_it_himself_and_it_is_not_looke
     assert reading.reader.taken_count == 1
 
 
+class Line:
+    """Who is sent what was read."""
+
+    unsent_bytes = 100_000
+
+
+def test_nothing_is_looked_for_while_the_answer_is_being_sent() -> None:
+    reading, line = Reading(), Line()
+    reading.reader.asked_by = line
+    offset = reading.read(0).next_offset
+    for _ in range(3):
+        reading.later.popleft()()
+        assert (len(reading.later), len(reading.soon), reading.reader.kept_count) == (1, 0, 0)
+    line.unsent_bytes = 0
+    assert reading.turns() == 1
+    same(reading.read(offset), reading.plain(offset))
+    assert reading.reader.taken_count == 1
+
+
+def test_who_asks_before_its_answer_was_sent_is_not_looked_for_again() -> None:
+    reading = Reading()
+    reading.reader.asked_by = Line()
+    second = reading.read(0).next_offset
+    third = reading.read(second).next_offset
+    reading.later.popleft()()
+    assert list(reading.reader._wishes) == [(reading.queue(), third)]
+
+
 def test_a_reader_at_the_end_of_a_queue_costs_nothing() -> None:
     reading = Reading()
     found = reading.read(0, MANY)
