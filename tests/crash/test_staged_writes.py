@@ -111,6 +111,7 @@ def write_batches(flush: str, count: int, *, as_images: bool) -> int:
 def write_plainly(monkeypatch: pytest.MonkeyPatch, messages_a_turn: int) -> None:
     """So many messages at once; 0: a staged entry is written whole, images in small blocks."""
     monkeypatch.setattr(images, "_BLOCK_BYTES", 400)
+    monkeypatch.setattr(images, "_EARLY_BYTES", 0)
     if messages_a_turn:
         monkeypatch.setattr(staged_writes, "_WHOLE_BYTES_MAX", 0)
         monkeypatch.setattr(staged_writes, "_TURN_MESSAGES_MAX", messages_a_turn)

@@ -55,6 +55,10 @@ def _table_of(texts: tuple[bytes, ...]) -> npt.NDArray[np.void]:
 
 # What a checksum is written with: by its last four digits, those before them, and the first two.
 _DIGITS: Final = [_table_of(texts) for texts in records.DIGIT_TABLES]
+_END: Final = np.dtype(
+    list(zip(("low", "middle", "high"), [table.dtype for table in _DIGITS], strict=True))
+)
+assert _END.itemsize == records.CRC_PROPERTY_BYTES
 
 
 def rest_bytes(topic: bytes) -> int:
@@ -86,26 +90,17 @@ class Images:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def blocks(self, bytes_max: int) -> Iterator[Images]:
-        """The same images in blocks, each of at most so many bytes or of one image."""
+    def blocks(self, bytes_max: int) -> Iterator[slice]:
+        """The numbers of the images in blocks, each of at most so many bytes or of one image."""
+        if len(self.data) <= bytes_max:
+            yield slice(0, len(self))
+            return
         ends = self.starts + self.sizes
         first, count = 0, len(self)
         while first < count:
             begin = int(self.starts[first])
             stop = max(first + 1, int(np.searchsorted(ends, begin + bytes_max, "right")))
-            if not first and stop == count:
-                yield self
-                return
-            rows = slice(first, stop)
-            yield Images(
-                self.data[begin : int(ends[stop - 1])],
-                self.sizes[rows],
-                self.starts[rows] - begin,
-                self.body_bytes[rows],
-                self.properties_at[rows] - begin,
-                self.property_bytes[rows],
-                self.sums[rows],
-            )
+            yield slice(first, stop)
             first = stop
 
     def properties(self) -> bytes:
@@ -225,34 +220,56 @@ def _check(images: Images, magic: int, field: bytes) -> None:
         raise MessageIllegal("properties without their separator")
 
 
-def complete(
-    images: Images, shape: BatchShape, middle: bytes, queue_offset: int, position: int
-) -> memoryview:
-    """The entries that sealed images become, ready to be written from `position` on; `middle` is
-    `shape.middle`.
+def completed(
+    images: Images,
+    shape: BatchShape,
+    middle: bytes,
+    queue_offset: int,
+    position: int,
+    block_bytes: int,
+) -> Iterator[memoryview]:
+    """The entries that sealed images become, ready to be written from `position` on, in blocks;
+    `middle` is `shape.middle`.
     """
+    heads = _heads(images, shape, middle, queue_offset, position)
+    for rows in images.blocks(block_bytes):
+        starts, sizes = images.starts[rows], images.sizes[rows]
+        begin = int(starts[0])
+        entries = images.data[begin : int(starts[-1] + sizes[-1])].copy()
+        starts = starts - begin
+        ends_at = starts + sizes - records.CRC_PROPERTY_BYTES
+        _every(entries, HEAD_BYTES)[starts] = heads[rows]
+        sums = _checksums(entries.data, starts, ends_at)
+        _every(entries, records.CRC_PROPERTY_BYTES)[ends_at] = _ends(sums)
+        yield entries.data
+
+
+def _heads(
+    images: Images, shape: BatchShape, middle: bytes, queue_offset: int, position: int
+) -> npt.NDArray[np.void]:
     count = len(images)
-    entries = images.data.copy()
     heads = np.empty(count, _HEAD)
     heads["size"] = images.sizes
     heads["magic"] = shape.magic
     heads["crc"] = images.sums
     heads["queue"] = shape.queue_id
-    heads["flag"] = _numbers(entries, images.starts + _FLAG_AT, ">i4")
+    heads["flag"] = _numbers(images.data, images.starts + _FLAG_AT, ">i4")
     heads["offset"] = np.arange(queue_offset, queue_offset + count)
     heads["position"] = images.starts + position
     heads["middle"] = np.frombuffer(middle, "V48")
     heads["body"] = images.body_bytes
-    _every(entries, HEAD_BYTES)[images.starts] = heads.view(f"V{HEAD_BYTES}")
-    at = images.starts + images.sizes - records.CRC_PROPERTY_BYTES
-    sums = _checksums(entries.data, images.starts, at)
+    return heads.view(f"V{HEAD_BYTES}")
+
+
+def _ends(sums: Numbers) -> npt.NDArray[np.void]:
+    """The properties that close entries with these checksums."""
     upper = sums // 10_000
     high = upper // 10_000
-    digits = (sums - upper * 10_000, upper - high * 10_000, high)
-    for table, which in zip(_DIGITS, digits, strict=True):
-        _every(entries, table.itemsize)[at] = table[which]
-        at = at + table.itemsize
-    return entries.data
+    ends = np.empty(len(sums), _END)
+    ends["low"] = _DIGITS[0][sums - upper * 10_000]
+    ends["middle"] = _DIGITS[1][upper - high * 10_000]
+    ends["high"] = _DIGITS[2][high]
+    return ends.view(f"V{_END.itemsize}")
 
 
 def _checksums(view: memoryview, begins: Numbers, ends: Numbers) -> Numbers:

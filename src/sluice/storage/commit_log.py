@@ -217,7 +217,8 @@ class CommitLog:
         self._end += size
 
     def write_early(self) -> None:
-        """Let another thread begin to write what is staged: `write` waits for it.
+        """Let another thread begin to write what is staged, or do it where that is quick: `write`
+        sees to the rest.
 
         In the order of the log, with the ends of files that became full: what a killed process
         leaves must be a beginning of the turn.
@@ -225,11 +226,12 @@ class CommitLog:
         active = self._active
         if not self._group or active is None:
             return
+        early = self._early.do if self._old_pages.is_giving else self._early.begin
         for segment, position, buffers in (
             *self._full_groups,
             (active, self._group_at, self._group),
         ):
-            self._early.begin(self._writing(segment, buffers, position))
+            early(self._writing(segment, buffers, position))
         self._full_groups = []
         self._group = []
 

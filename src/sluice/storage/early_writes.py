@@ -7,10 +7,13 @@ makes the next piece meanwhile.
     owner    make 1 | begin 1, make 2 | begin 2, make 3 | ... | finish: all are written
     thread          | write 1         | write 2         | ...
 
+Where memory is there already (`old_pages.py`) the system's time is a copy, and best copied is what
+was just made. Then the owner writes it itself, and no thread asks for the interpreter.
+
 Pieces are written one after the other, in their order, by the thread or by the owner that finishes:
 whoever comes first. So `finish` never waits for a thread that has not begun, and what a killed
 process leaves in the file is a beginning of what was staged, as with one write. After a failure
-nothing more is written. `begin`, `finish` and `drop` belong to the owner's thread.
+nothing more is written. `begin`, `do`, `finish` and `drop` belong to the owner's thread.
 """
 
 from __future__ import annotations
@@ -62,6 +65,16 @@ class EarlyWrites:
         piece = _Piece(write)
         self._pieces.append(piece)
         self._background.submit(_LANE, lambda: self._write(piece), lambda _, error: None)
+
+    def do(self, write: Callable[[], int]) -> None:
+        """Have `write` called now, where it has nothing to wait for. What goes wrong is met by
+        `finish`, too.
+        """
+        for piece in self._pieces:
+            self._write(piece)
+        piece = _Piece(write)
+        self._pieces.append(piece)
+        self._write(piece)
 
     def finish(self) -> Wrote:
         """See to it that all of it is written. Raises what went wrong first; then nothing of it

@@ -16,7 +16,7 @@ from isal.isal_zlib import crc32
 
 from sluice.model import Buffer
 from sluice.protocol import records
-from sluice.protocol.record_images import Images, complete, rest_bytes
+from sluice.protocol.record_images import Images, completed, rest_bytes
 from sluice.protocol.record_runs import BatchShape
 from sluice.storage.commit_log import CommitLog
 from sluice.storage.flush import Confirmed
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from sluice.storage.store import Store
 
 _HOST_BYTES: Final = Lane.HOST_BYTES
-_BLOCK_BYTES: Final = 512 << 10
+_BLOCK_BYTES: Final = 2 << 20
+_EARLY_BYTES: Final = 512 << 10  # what is less is written with its turn
 _MASK_31: Final = 0x7FFFFFFF
 
 
@@ -130,11 +131,11 @@ def place_images(
 
 def _stage(log: CommitLog, images: Images, shape: BatchShape, middle: bytes, offset: int) -> None:
     """Stage the entries block by block: one is written while the next is made."""
-    for block in images.blocks(_BLOCK_BYTES):
-        log.stage(complete(block, shape, middle, offset, log.end))
-        if len(images.data) > _BLOCK_BYTES:
+    is_large = len(images.data) >= _EARLY_BYTES
+    for block in completed(images, shape, middle, offset, log.end, _BLOCK_BYTES):
+        log.stage(block)
+        if is_large:
             log.write_early()
-        offset += len(block)
 
 
 def _noted(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sluice.errors import MessageIllegal
 from sluice.model import Message
 from sluice.protocol import records
-from sluice.protocol.record_images import Images, complete, read_images, rest_bytes
+from sluice.protocol.record_images import Images, completed, read_images, rest_bytes
 from sluice.protocol.record_runs import BatchShape
 from tests.unit.protocol.image_kit import Part, image_of, images_of
 
@@ -36,8 +36,14 @@ def sealed(parts: list[Part], topic: bytes) -> Images:
     return read_images(body + seal, len(parts), topic, is_sealed=True)
 
 
-@given(parts=parts_of, topic=st.sampled_from(TOPICS))
-def test_images_become_what_the_encoder_writes(parts: list[Part], topic: bytes) -> None:
+@given(
+    parts=parts_of,
+    topic=st.sampled_from(TOPICS),
+    block_bytes=st.sampled_from((1, 400, 1 << 20)),
+)
+def test_images_become_what_the_encoder_writes(
+    parts: list[Part], topic: bytes, block_bytes: int
+) -> None:
     encoder = records.Encoder(HOST, with_crc=True, body_bytes_max=999, entry_bytes_max=9999)
     expected = b""
     for number, (flag, body, own) in enumerate(parts):
@@ -48,7 +54,7 @@ def test_images_become_what_the_encoder_writes(parts: list[Part], topic: bytes) 
     shape = BatchShape(magic, field, 0, 3, rest_bytes(topic), 999, 999, 9999, HOST)
     images = sealed(parts, topic)
     middle = shape.middle(1234, HOST, 5678, 777)
-    assert bytes(complete(images, shape, middle, 40, 5000)) == expected
+    assert b"".join(completed(images, shape, middle, 40, 5000, block_bytes)) == expected
     assert [(f, bytes(b), p) for f, b, p in images.parts()] == parts
     assert [(f, bytes(b), p) for f, b, p in images.parts(slice(1, None))] == parts[1:]
     assert images.properties() == b"".join(own for _, _, own in parts)

@@ -101,7 +101,47 @@ def test_what_was_dropped_is_never_written() -> None:
     assert file.written == [(1, b"at1")]
 
 
+def test_what_is_quick_is_written_at_once_behind_what_was_begun_before() -> None:
+    background, file = Steps(), File()
+    early = EarlyWrites(background)
+    begin(early, file, 1)
+    early.do(partial(file.pwritev, [b"at2"], 2))
+    assert [offset for offset, _ in file.written] == [1, 2]
+    background.run_all()
+    assert early.finish().byte_count == 6
+    assert [offset for offset, _ in file.written] == [1, 2]
+    assert not early
+
+
+def test_what_goes_wrong_at_once_is_met_at_the_end_of_the_turn() -> None:
+    file = File()
+    early = EarlyWrites(Steps())
+    file.fails_at = 2
+    for offset in (1, 2, 3):
+        early.do(partial(file.pwritev, [b"x"], offset))
+    assert file.written == [(1, b"x")]
+    with pytest.raises(OSError, match="no room"):
+        early.finish()
+    early.do(partial(file.pwritev, [b"x"], 4))
+    assert early.finish().byte_count == 1
+
+
 # -------------------------------------------------------------------------------------- in the log
+
+
+@pytest.mark.parametrize("is_giving", [True, False])
+def test_who_appends_writes_at_once_where_memory_was_given_back(is_giving: bool) -> None:
+    background = Steps()
+    disk = Disk(background)
+    disk.open()
+    log, outcome = disk.store.log, list[SluiceError | None]()
+    log._old_pages.is_giving = is_giving
+    stage_two(disk, outcome)
+    (piece,) = log._early._pieces
+    assert piece.is_over == is_giving
+    disk.store.write_staged()
+    background.run_all()
+    assert outcome == [None, None]
 
 
 def stage_two(disk: Disk, outcome: list[SluiceError | None]) -> None:

@@ -58,6 +58,7 @@ def test_the_same_bytes_units_and_keys_as_the_plain_way(
     form: str, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage_images, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(storage_images, "_EARLY_BYTES", 0)
     plain, quick = opened(), opened()
     parts = FORMS[form]
     codes = {records.java_hash(b"t%d" % n) for n in range(5)} if form == "tags" else {0}
@@ -89,6 +90,7 @@ def test_a_write_that_fails_takes_everything_back(
     nth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage_images, "_BLOCK_BYTES", 500)
+    monkeypatch.setattr(storage_images, "_EARLY_BYTES", 0)
     disk = opened()
     outcome: list[SluiceError | None] = []
     disk.store.stage(Message("t", 3, b"first", born_host=HOST))
