@@ -4,8 +4,9 @@ librdkafka.
 
 Both brokers run at one time; the one whose turn it is not is stopped. They take turns for each
 program, and who begins changes from round to round: what a machine does to one side for a minute it
-mostly does to the other, too. The first round warms both sides and is not counted. Neither side
-waits for the disk, which is Kafka's default.
+mostly does to the other, too. The first round warms both sides and is not counted, and producers
+send as much before they are measured: until then their JVM compiles them, on the same two cores.
+Neither side waits for the disk, which is Kafka's default.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.harness import Figure, Run
-from bench.kafka_programs import Rdkafka, Tools
+from bench.kafka_programs import Rates, Rdkafka, Tools
 from bench.processes import cpu_seconds
 from bench.rocketmq_servers import Sluice
 from bench.sides import Samples, Side, wanted_figures
@@ -39,6 +40,8 @@ UNITS = {
     "kafka_produce_1k_1": "records/s",
     "kafka_produce_100": "records/s",
     "kafka_produce_100_1": "records/s",
+    "kafka_produce_1k_first": "records/s",  # while the producer's JVM compiles it
+    "kafka_produce_100_first": "records/s",
     "kafka_consume_1k": "records/s",
     "kafka_produce_1k_1000p": "records/s",
     "kafka_consume_1k_1000p": "records/s",
@@ -55,8 +58,8 @@ UNITS = {
 class Amounts:
     """How many records each program sends, and how often each side has its turn."""
 
-    large: int  # of 1 KiB
-    small: int  # of 100 bytes
+    large: int  # of 1 KiB; as many again come before, from a producer that has just started
+    small: int  # of 100 bytes, likewise
     many: int  # of 1 KiB, over many partitions
     paced: int  # of 1 KiB, so many a second; as many again come before and are not counted
     latency: int  # one after the other; of 5,000 half of the mean is the client's compiler
@@ -187,36 +190,40 @@ class Turn:
         self._tools.make_topic(self._address, topic, partitions)
         return topic
 
-    def _produce(self, topic: str, count: int, size: int, acks: str = "all") -> float:
-        return self._tools.produce(self._address, topic, count, size, acks)
+    def _produce(self, topic: str, count: int, size: int, acks: str = "all") -> Rates:
+        return self._tools.produce_warm(self._address, topic, count, size, acks)
 
     def large(self) -> None:
         topic, count = self._topic("large"), self._amounts.large
         before_s = self._contestant.cpu_seconds()
-        self._note("kafka_produce_1k_all", self._produce(topic, count, LARGE_BYTES))
+        rates = self._produce(topic, count, LARGE_BYTES)
         cpu_s = self._contestant.cpu_seconds() - before_s
-        self._note("kafka_cpu_s", cpu_s / (count / 1_000_000))
+        self._note("kafka_produce_1k_all", rates.steady)
+        self._note("kafka_produce_1k_first", rates.first)
+        self._note("kafka_cpu_s", cpu_s / (2 * count / 1_000_000))
         if self._wants("kafka_consume_1k"):
-            self._note("kafka_consume_1k", self._tools.consume(self._address, topic, count))
+            self._note("kafka_consume_1k", self._tools.consume(self._address, topic, 2 * count))
 
     def acks_1(self) -> None:
-        rate = self._produce(self._topic("acks-1"), self._amounts.large, LARGE_BYTES, "1")
-        self._note("kafka_produce_1k_1", rate)
+        rates = self._produce(self._topic("acks-1"), self._amounts.large, LARGE_BYTES, "1")
+        self._note("kafka_produce_1k_1", rates.steady)
 
     def small(self) -> None:
-        rate = self._produce(self._topic("small"), self._amounts.small, SMALL_BYTES)
-        self._note("kafka_produce_100", rate)
+        rates = self._produce(self._topic("small"), self._amounts.small, SMALL_BYTES)
+        self._note("kafka_produce_100", rates.steady)
+        self._note("kafka_produce_100_first", rates.first)
 
     def small_acks_1(self) -> None:
         place = self._topic("small-acks-1"), self._amounts.small
-        self._note("kafka_produce_100_1", self._produce(*place, SMALL_BYTES, "1"))
+        self._note("kafka_produce_100_1", self._produce(*place, SMALL_BYTES, "1").steady)
 
     def many_partitions(self) -> None:
         """All turns have this topic in common: the peer would have thousands of files for each."""
         topic, count = "bench-many", self._amounts.many
         if not self._number:
             self._tools.make_topic(self._address, topic, MANY_PARTITIONS)
-        self._note("kafka_produce_1k_1000p", self._produce(topic, count, LARGE_BYTES))
+        rate = self._tools.produce(self._address, topic, count, LARGE_BYTES, "all")
+        self._note("kafka_produce_1k_1000p", rate)
         if self._wants("kafka_consume_1k_1000p"):
             self._note("kafka_consume_1k_1000p", self._tools.consume(self._address, topic, count))
 
@@ -246,9 +253,12 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part(Turn.large, ("kafka_produce_1k_all", "kafka_cpu_s", "kafka_consume_1k")),
+    Part(
+        Turn.large,
+        ("kafka_produce_1k_all", "kafka_produce_1k_first", "kafka_cpu_s", "kafka_consume_1k"),
+    ),
     Part(Turn.acks_1, ("kafka_produce_1k_1",)),
-    Part(Turn.small, ("kafka_produce_100",)),
+    Part(Turn.small, ("kafka_produce_100", "kafka_produce_100_first")),
     Part(Turn.small_acks_1, ("kafka_produce_100_1",)),
     Part(Turn.many_partitions, ("kafka_produce_1k_1000p", "kafka_consume_1k_1000p")),
     Part(Turn.with_rdkafka, ("kafka_rdkafka_produce_1k", "kafka_rdkafka_consume_1k")),

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from bench.clients.loads import Job, reported
 from bench.harness import ROOT, Failed
@@ -18,6 +19,7 @@ PROGRAM_TIMEOUT_S = 600
 # A consumer of librdkafka is warm after this time, or after a part of its topic.
 WARM_S = 1.0
 _RATE = re.compile(r"^\d+ records sent, ([\d.]+) records/sec", re.MULTILINE)
+_STEADY_RATE = re.compile(r"^\d+ steady state records sent, ([\d.]+) records/sec", re.MULTILINE)
 _PACED = re.compile(
     r"^\d+ steady state records sent.* ([\d.]+) ms avg .* ([\d.]+) ms 99th", re.MULTILINE
 )
@@ -38,6 +40,24 @@ def _output(name: str, command: Sequence[str], environment: Mapping[str, str] | 
     if done.returncode:
         raise Failed(f"{name}: {done.stdout[-_TAIL_CHARS:]} {done.stderr[-_TAIL_CHARS:]}")
     return done.stdout
+
+
+class Rates(NamedTuple):
+    """Records a second of a producer: of the first half, in which its JVM compiles it, and of the
+    second one.
+    """
+
+    first: float
+    steady: float
+
+
+def produced_rates(said: str, count: int) -> Rates:
+    """What ProducerPerformance says of so many records after as many that warmed it."""
+    whole, steady = _RATE.findall(said), _STEADY_RATE.findall(said)
+    if not whole or not steady:
+        raise Failed(f"ProducerPerformance: {said[-_TAIL_CHARS:]}")
+    whole_s, steady_s = 2 * count / float(whole[-1]), count / float(steady[-1])
+    return Rates(count / (whole_s - steady_s), float(steady[-1]))
 
 
 class Tools:
@@ -61,13 +81,23 @@ class Tools:
         make_kafka_topic(address, topic, partitions)
 
     def produce(self, address: str, topic: str, count: int, size: int, acks: str) -> float:
-        """Records a second, over the whole run."""
+        """Records a second, over the whole run: those of a program that has just started."""
         said = self.run(
             *("ProducerPerformance", "--topic", topic, "--num-records", str(count)),
             *("--record-size", str(size), "--throughput", "-1", "--producer-props"),
             *(f"bootstrap.servers={address}", f"acks={acks}"),
         )
         return float(_RATE.findall(said)[-1])
+
+    def produce_warm(self, address: str, topic: str, count: int, size: int, acks: str) -> Rates:
+        """The rates of so many records, and of as many behind them."""
+        said = self.run(
+            *("ProducerPerformance", "--topic", topic, "--num-records", str(2 * count)),
+            *("--warmup-records", str(count), "--record-size", str(size)),
+            *("--throughput", "-1", "--producer-props"),
+            *(f"bootstrap.servers={address}", f"acks={acks}"),
+        )
+        return produced_rates(said, count)
 
     def paced_ms(
         self, address: str, topic: str, count: int, size: int, pace: int

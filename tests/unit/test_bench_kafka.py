@@ -13,7 +13,7 @@ import pytest
 
 from bench import kafka, kafka_programs
 from bench.harness import Failed, Run, Unusable
-from bench.kafka_programs import Rdkafka, Tools
+from bench.kafka_programs import Rates, Rdkafka, Tools
 from bench.sides import Side
 from peers.fetch import Jars
 
@@ -54,6 +54,10 @@ class FakePrograms:
     def produce(self, address: str, topic: str, count: int, size: int, acks: str = "") -> float:
         return self._value(f"produce {acks}".strip(), address, topic, _better(address))
 
+    def produce_warm(self, address: str, topic: str, count: int, size: int, acks: str) -> Rates:
+        steady = self._value(f"produce {acks}", address, topic, _better(address))
+        return Rates(steady / 2, steady)
+
     def consume(self, address: str, topic: str, count: int, size: int = 0) -> float:
         kind = "consume of librdkafka" if size else "consume"
         return self._value(kind, address, topic, _better(address))
@@ -93,9 +97,11 @@ def test_every_figure_has_both_sides_and_no_warm_up(programs: FakePrograms, tmp_
     figures = {figure.name: figure for figure in kafka.measure(asked(tmp_path))}
     assert list(figures) == list(kafka.UNITS)
     cpu = figures.pop("kafka_cpu_s")
-    assert (cpu.ours, cpu.peer) == (1.0, 1.0)
+    assert (cpu.ours, cpu.peer) == (0.5, 0.5), "of two million records, for one"
     assert {figure.ratio for figure in figures.values()} == {2}
     assert figures["kafka_rdkafka_produce_1k"].ours == 2000
+    assert figures["kafka_produce_1k_all"].ours == 2000
+    assert figures["kafka_produce_1k_first"].ours == figures["kafka_produce_100_first"].ours == 1000
     sizes = {topic: partitions for _, topic, partitions in programs.made}
     assert sizes.pop("bench-many") == kafka.MANY_PARTITIONS
     assert {partitions for topic, partitions in sizes.items() if "latency" not in topic} == {8}
@@ -161,6 +167,16 @@ def test_what_kafkas_programs_say(say: Callable[..., list[list[str]]], tmp_path:
         "1000 records sent, 99.5 records/sec (0.10 MB/sec), 2.0 ms avg latency, 9.0 ms max\n"
     )
     assert tools.produce("a:1", "t", 1000, 1024, "all") == 99.5
+    commands = say(
+        "400 records sent, 80.0 records/sec (0.08 MB/sec), 1.0 ms avg latency\n"
+        "2000 records sent, 100.0 records/sec (0.10 MB/sec), 2.0 ms avg latency, 9.0 ms max\n"
+        "1000 steady state records sent, 250.0 records/sec (0.25 MB/sec), 2.0 ms avg latency\n"
+    )
+    assert tools.produce_warm("a:1", "t", 1000, 1024, "1") == (62.5, 250)  # 20 s, of them 4
+    assert {"2000", "1000", "acks=1"} <= set(commands[0])
+    say("1000 records sent, 99.5 records/sec (0.10 MB/sec)\n")
+    with pytest.raises(Failed, match="ProducerPerformance: 1000"):
+        tools.produce_warm("a:1", "t", 500, 1024, "all")
     say(
         "1000 records sent, 500.0 records/sec (0.5 MB/sec), 9.00 ms avg latency, 99.00 ms max "
         "latency, 8 ms 50th, 9 ms 95th, 90 ms 99th, 99 ms 99.9th.\n"
