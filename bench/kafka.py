@@ -25,7 +25,7 @@ from bench.processes import cpu_seconds
 from bench.rocketmq_servers import Sluice
 from bench.sides import Samples, Side, wanted_figures
 from peers.artifacts import KAFKA
-from peers.fetch import fetch
+from peers.fetch import Jars, fetch
 from peers.kafka import Kafka
 from peers.process import free_ports
 
@@ -122,6 +122,14 @@ def measure(run: Run) -> list[Figure]:
     return [samples.figure(name) for name in UNITS if name in wanted]
 
 
+def peer_broker(directory: Path, jars: Jars) -> Kafka:
+    """Apache's broker, which is stopped whenever it is not its turn: its controller must not take
+    it for dead because of that.
+    """
+    config = {"broker.session.timeout.ms": STOPPED_MS_MAX}
+    return Kafka(directory, config=config, heap_mb=1024, java_options=(), jars=jars)
+
+
 def _start(run: Run, started: contextlib.ExitStack) -> tuple[Tools, list[Contestant]]:
     jars = fetch(KAFKA)
     ours = OurSide(run.directory / "ours")
@@ -129,11 +137,7 @@ def _start(run: Run, started: contextlib.ExitStack) -> tuple[Tools, list[Contest
     started.callback(ours.kill)
     contestants = [Contestant("ours", ours.address, ours.pids()[0])]
     if not run.ours_only:
-        # Its controller must not take the broker for dead because it was stopped for so long.
-        config = {"broker.session.timeout.ms": STOPPED_MS_MAX}
-        peer = Kafka(
-            run.directory / "peer", config=config, heap_mb=1024, java_options=(), jars=jars
-        )
+        peer = peer_broker(run.directory / "peer", jars)
         started.enter_context(peer)
         contestants.append(Contestant("peer", peer.address, peer.pid))
     for contestant in contestants:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import ROOT, Failed, Figure, Run, Unusable
-from bench.kafka import PARTITIONS, Contestant
+from bench.kafka import PARTITIONS, Contestant, peer_broker
 from bench.processes import tree_cpu_seconds
 from bench.rocketmq_servers import QUEUES, Sluice
 from bench.sides import Samples, Side, wanted_figures
@@ -31,7 +31,6 @@ from peers.artifacts import KAFKA, SPARK_KAFKA
 from peers.errors import PeerFailed, PeerUnavailable
 from peers.fetch import Jars, fetch
 from peers.java import java_command
-from peers.kafka import Kafka
 from peers.process import log_tail, tied
 
 PEER = "Spark's Kafka source 4.2.0, Kafka 4.3.0"
@@ -353,7 +352,7 @@ def _start_ours(directory: Path, started: contextlib.ExitStack) -> Party:
 
 
 def _start_peer(directory: Path, jars: Jars, started: contextlib.ExitStack) -> Party:
-    server = Kafka(directory, heap_mb=1024, java_options=(), jars=jars)
+    server = peer_broker(directory, jars)
     started.enter_context(server)
 
     def make_topic(topic: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench import kafka, kafka_programs
+from bench import kafka, kafka_programs, spark
 from bench.harness import Failed, Run, Unusable
 from bench.kafka_programs import Rates, Rdkafka, Tools
 from bench.sides import Side
@@ -211,3 +211,14 @@ def test_what_librdkafka_says(say: Callable[..., list[list[str]]]) -> None:
     say("%4|only a warning\n")
     with pytest.raises(Failed, match="no rate came out of it: %4"):
         Rdkafka().consume("a:1", "t", 1000, 1024)
+
+
+def test_a_peer_that_is_stopped_for_long_is_not_taken_for_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka's controller waits 9 s for a broker's heartbeat: turns on a slow machine are longer."""
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(kafka, "Kafka", lambda _, **options: made.append(options))
+    kafka.peer_broker(tmp_path, Jars("key", tmp_path))
+    assert made[0]["config"]["broker.session.timeout.ms"] >= 600_000
+    assert "peer_broker(" in Path(spark.__file__).read_text(), "for Spark's benchmark, too"

@@ -230,7 +230,7 @@ class StoreConfig:
     log_cached_bytes_min: int = size(
         0,
         "How much of the newest log stays in memory where memory is slow to get, so that pages of "
-        "older parts which nobody reads make room for new ones; 0: a sixteenth of the machine's "
+        "older parts which nobody reads make room for new ones; 0: an eighth of the machine's "
         "memory, at least 256 MiB.",
         0,
         1024 * GIB,

@@ -32,7 +32,7 @@ _LASTS_NS: Final = 600_000_000_000  # from when memory was last seen to be slow
 _UNREAD_NS: Final = 8_000_000_000
 _READS_MAX: Final = 16  # it is asked about reads every second
 _NEVER: Final = 1 << 62
-_MEMORY_PART: Final = 16  # of the machine's memory, one part is for the newest of the log
+_MEMORY_PART: Final = 8  # of the machine's memory, one part is for the newest of the log
 _KEPT_BYTES_MIN: Final = 256 << 20
 
 log_lines = logging.getLogger("sluice.storage")
