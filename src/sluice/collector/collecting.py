@@ -117,6 +117,8 @@ class Collector:
                     raise self._failed
                 self._followed.look(await asyncio.to_thread(self._finder.look))
                 self._count()
+            if self._failed is not None:  # and it was stopped before that was seen
+                raise self._failed
         finally:
             await self._end()
 

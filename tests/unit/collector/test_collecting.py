@@ -8,11 +8,13 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sluice.collector import collecting, following, sources
 from sluice.collector.collecting import Stopped
+from sluice.collector.following import Followed
 from sluice.collector.lines import Rules
 from sluice.collector.places import PlaceBook
 from sluice.collector.sending import Shape
@@ -142,6 +144,29 @@ def test_a_wrong_setting_ends_it(tmp_path: Path) -> None:
     async def work() -> None:
         async with bench.running() as collector:
             await eventually(lambda: collector._failed is not None)
+
+    with pytest.raises(ConfigError, match="x y"):
+        run(work())
+
+
+def test_a_wrong_setting_is_told_also_where_it_is_stopped_at_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    looks: list[object] = []
+    followed_look = Followed.look
+
+    async def work() -> None:
+        async with bench.running() as collector:
+
+            def look(followed: Followed, found: Any) -> None:
+                followed_look(followed, found)
+                looks.append(found)
+                collector._failed = ConfigError("topic 'x y': letters")
+                collector.stop()
+
+            monkeypatch.setattr(Followed, "look", look)
+            await eventually(lambda: bool(looks))
 
     with pytest.raises(ConfigError, match="x y"):
         run(work())
