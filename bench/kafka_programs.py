@@ -82,21 +82,31 @@ class Tools:
 
     def produce(self, address: str, topic: str, count: int, size: int, acks: str) -> float:
         """Records a second, over the whole run: those of a program that has just started."""
-        said = self.run(
+        said = self._perform(address, topic, count, size, acks)
+        return float(_RATE.findall(said)[-1])
+
+    def _perform(
+        self,
+        address: str,
+        topic: str,
+        count: int,
+        size: int,
+        acks: str,
+        *,
+        pace: int = -1,
+        warm: int = 0,
+    ) -> str:
+        """What ProducerPerformance says of so many records, of which the first ones warm it."""
+        return self.run(
             *("ProducerPerformance", "--topic", topic, "--num-records", str(count)),
-            *("--record-size", str(size), "--throughput", "-1", "--producer-props"),
+            *(("--warmup-records", str(warm)) if warm else ()),
+            *("--record-size", str(size), "--throughput", str(pace), "--producer-props"),
             *(f"bootstrap.servers={address}", f"acks={acks}"),
         )
-        return float(_RATE.findall(said)[-1])
 
     def produce_warm(self, address: str, topic: str, count: int, size: int, acks: str) -> Rates:
         """The rates of so many records, and of as many behind them."""
-        said = self.run(
-            *("ProducerPerformance", "--topic", topic, "--num-records", str(2 * count)),
-            *("--warmup-records", str(count), "--record-size", str(size)),
-            *("--throughput", "-1", "--producer-props"),
-            *(f"bootstrap.servers={address}", f"acks={acks}"),
-        )
+        said = self._perform(address, topic, 2 * count, size, acks, warm=count)
         return produced_rates(said, count)
 
     def paced_ms(
@@ -105,12 +115,7 @@ class Tools:
         """From a record's send to its acknowledgement by all, at so many records a second: the mean
         and the 99th percentile, after as many records that only warm.
         """
-        said = self.run(
-            *("ProducerPerformance", "--topic", topic, "--num-records", str(2 * count)),
-            *("--warmup-records", str(count), "--record-size", str(size)),
-            *("--throughput", str(pace), "--producer-props"),
-            *(f"bootstrap.servers={address}", "acks=all"),
-        )
+        said = self._perform(address, topic, 2 * count, size, "all", pace=pace, warm=count)
         found = _PACED.search(said)
         if found is None:
             raise Failed(f"ProducerPerformance: {said[-_TAIL_CHARS:]}")

@@ -114,10 +114,10 @@ class Collector:
                 self._start_reading()
                 await self._pause(self._options.timing.poll)
                 if self._failed is not None:
-                    raise self._failed
+                    break
                 self._followed.look(await asyncio.to_thread(self._finder.look))
                 self._count()
-            if self._failed is not None:  # and it was stopped before that was seen
+            if self._failed is not None:  # also where it was stopped before that was seen
                 raise self._failed
         finally:
             await self._end()

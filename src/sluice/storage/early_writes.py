@@ -70,11 +70,9 @@ class EarlyWrites:
         """Have `write` called now, where it has nothing to wait for. What goes wrong is met by
         `finish`, too.
         """
+        self._pieces.append(_Piece(write))
         for piece in self._pieces:
             self._write(piece)
-        piece = _Piece(write)
-        self._pieces.append(piece)
-        self._write(piece)
 
     def finish(self) -> Wrote:
         """See to it that all of it is written. Raises what went wrong first; then nothing of it
