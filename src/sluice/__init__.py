@@ -50,6 +50,7 @@ What exists today, and where (arrows of import point down only; tests/tidy/test_
       metrics.py       what is measured
     link.py          requests and answers over one connection
     net.py           frames over TCP: limits, time-outs; tls.py certificates and whom to trust
+    tcp.py           sets up sockets: nothing is joined, and on one machine nothing is paced
     log_share.py     how many log lines one peer is worth; heap.py keeps memory for the next request
     metrics_http.py  /metrics and /healthz; process_metrics.py what the system says of a process
     storage/         one machine's durable log and its indexes

@@ -32,6 +32,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
+from sluice import tcp
 from sluice.config import ListeningConfig
 from sluice.config.listening import TlsMode
 from sluice.errors import ConfigError, ProtocolError
@@ -442,7 +443,7 @@ class Listener:
         connection: Connection | None = None
         try:
             accepted.setblocking(False)
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            tcp.set_up(accepted)
             if _UNSENT_IN_SYSTEM:
                 limit = (_UNSENT_IN_SYSTEM, _UNSENT_IN_SYSTEM_BYTES)
                 accepted.setsockopt(socket.IPPROTO_TCP, *limit)
@@ -550,7 +551,7 @@ async def connect(
     raw = transport.get_extra_info("socket")
     if raw is not None:
         with contextlib.suppress(OSError):
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            tcp.set_up(raw)
     return connection
 
 

@@ -89,7 +89,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "process_metrics": ("telemetry", "_version"),
     "heap": (),
     "log_share": (),
-    "net": ("log_share", "protocol.framing", *BASE),
+    "tcp": (),
+    "net": ("log_share", "tcp", "protocol.framing", *BASE),
     "link": ("net", "protocol", *BASE),
     "tls": BASE,
     # pure
@@ -290,7 +291,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     # the client, and what is built on it
     "client.simple": ("client.core.signing", "link", "tls", "protocol", *BASE),
-    "client.blocking": ("client.core.signing", "protocol", *BASE),
+    "client.blocking": ("client.core.signing", "protocol", "tcp", *BASE),
     "client.commands": ("client.core.messages", "client.simple", "protocol", *BASE),
     "client.messages": ("client.simple", "protocol", *BASE),
     "client.group_checks": ("client.simple", "protocol", *BASE),
@@ -322,7 +323,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "client.core": ("client.core", "protocol", *BASE),
     "client.aio": ("client.aio", "client.core", "link", "net", "protocol", *BASE),
-    "client.sync": ("client.aio", "client.core", "client.sync", "link", "protocol", *BASE),
+    "client.sync": ("client.aio", "client.core", "client.sync", "link", "protocol", "tcp", *BASE),
     "client.sync.admin": ("client", "protocol", *BASE),
     "aio": ("client",),
     "collector": ("client", "collector", *BASE),

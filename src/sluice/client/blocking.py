@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from sluice import tcp
 from sluice.client.core.signing import Credentials
 from sluice.errors import LinkLost, ProtocolError, RequestTimedOut
 from sluice.model import Buffer
@@ -51,7 +52,7 @@ class BlockingLink:
             raise LinkLost(f"{address!r} is not host:port") from None
         except OSError as error:
             raise LinkLost(f"{address}: cannot connect: {error.strerror or error}") from error
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tcp.set_up(plain)
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
         try:
             self._socket = plain if tls is None else tls.wrap_socket(plain, server_hostname=host)

@@ -19,6 +19,7 @@ import threading
 import time
 from typing import Final
 
+from sluice import tcp
 from sluice.client.aio.operations import Direct, direct_send
 from sluice.client.aio.producer import Sender
 from sluice.client.core.faults import QUICK_MS
@@ -61,7 +62,7 @@ class Line:
         self._kept = b""
         try:
             self._socket = socket.create_connection(split_address(address), timeout=seconds)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            tcp.set_up(self._socket)
         except ValueError as error:
             raise LinkLost(f"cannot connect: {error}") from error
         except OSError as error:
