@@ -1,9 +1,9 @@
 """This module answers Kafka's consumers: it reads their partitions, and waits where there is
 nothing.
 
-Partitions are read in the order of the request until the limit of bytes is reached; the first
-batch that is found is answered whatever its size, so that a consumer always comes on. What readers
-of committed records may see ends where the first undecided transaction begins.
+Partitions are read in the order of the request until one has a batch for which the answer has no
+room; the first batch that is found is answered whatever its size, so that a consumer always comes
+on. What readers of committed records may see ends where the first undecided transaction begins.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Fetch:
     """One fetch that is being answered."""
 
     __slots__ = (
-        *("answer", "bytes_max", "is_last", "isolation", "min_bytes", "request"),
+        *("answer", "bytes_max", "is_full", "is_last", "isolation", "min_bytes", "request"),
         *("next_epoch", "results", "session", "total_bytes", "until_ms", "waiter", "wanted"),
     )
 
@@ -81,6 +81,7 @@ class _Fetch:
         self.is_last = False  # its time is over: it is answered as it is
         self.results: list[FetchedPart] = []
         self.total_bytes = 0
+        self.is_full = False  # what comes next has no room; smaller batches behind it wait, too
         self.waiter: Waiter | None = None
         self.session: Session | None = None
         self.next_epoch = 0  # of the session; 0: all is answered, not only what is new
@@ -175,6 +176,7 @@ class KafkaFetch:
         """Read, then answer or wait."""
         fetch.results = []
         fetch.total_bytes = 0
+        fetch.is_full = False
         self._reader.asked_by = fetch.request.peer
 
         def ask() -> bool:
@@ -247,10 +249,11 @@ class KafkaFetch:
             stable = offsets.stable(high)
         else:
             offsets = None
-        room = min(asked.bytes_max, fetch.bytes_max - fetch.total_bytes)
+        all_room = fetch.bytes_max - fetch.total_bytes
+        room = min(asked.bytes_max, all_room)
         stop = stable if fetch.isolation == COMMITTED else high
         # Most partitions of most fetches have nothing new.
-        if offset >= stop or (room <= 0 and fetch.total_bytes):
+        if offset >= stop or fetch.is_full or (room <= 0 and fetch.total_bytes):
             aborted = [] if fetch.isolation == COMMITTED else None
             return FetchedPart(partition, 0, high, stable, low, aborted)
         where = (topic, partition, offset, stop, max(1, room))
@@ -258,7 +261,10 @@ class KafkaFetch:
         if is_outside:
             return FetchedPart(partition, kafka_codes.OFFSET_OUT_OF_RANGE)
         if byte_count > room and fetch.total_bytes:
-            slices, byte_count = [], 0  # after the first batch the limits hold
+            # After the first batch the limits hold. Of a thousand partitions most are behind the
+            # last one that has room: each would be read for nothing.
+            fetch.is_full = byte_count > all_room
+            slices, byte_count = [], 0
         if fetch.isolation == COMMITTED:
             # Of what compaction has looked through, nothing that was rolled back is left.
             first = max(offset, core.compaction.clean_end(stored, partition))

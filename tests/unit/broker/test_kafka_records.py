@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from sluice.broker import kafka_fetch
+from sluice.broker.kafka_reading import read_batches
 from sluice.errors import MessageIllegal
 from sluice.model import Message
 from sluice.protocol import kafka_batches, kafka_codes, kafka_entries
@@ -260,6 +262,35 @@ def test_the_limits_of_a_fetch() -> None:
             assert await found(part_bytes=1) == [1, 0, 0], "one batch whatever its size"
             assert await found(max_bytes=1) == [1, 0, 0]
             assert await found(max_bytes=5000) == [3, 1, 0]
+
+    asyncio.run(run())
+
+
+def test_what_is_behind_a_full_answer_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def counted(*words: Any) -> Any:
+        read.append(words[2])
+        return read_batches(*words)
+
+    monkeypatch.setattr(kafka_fetch, "read_batches", counted)
+
+    async def run() -> None:
+        async with kafka_rig() as rig:
+            client = await rig.connect()
+            await client.create("t", 40)
+            for partition in range(40):
+                await client.produce("t", batch(bytes(1000)), partition=partition)
+            for part_bytes, expected in (1 << 20, range(4)), (1, range(40)):
+                read.clear()
+                limits: dict[str, Any] = {"max_bytes": 3_500, "part_bytes": part_bytes}
+                wanted = fetched({"t": dict.fromkeys(range(40), 0)}, **limits)
+                answer = await client.ask(FETCH, 12, wanted)
+                assert read == [*expected], "a limit of one partition is not that of the answer"
+                parts = answer.responses[0].partitions
+                found = [part.partition_index for part in parts if values_in(part.records)]
+                assert found == ([0, 1, 2] if part_bytes > 1 else [0])
+                assert {part.high_watermark for part in parts} == {1}
 
     asyncio.run(run())
 
