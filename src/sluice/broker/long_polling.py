@@ -25,6 +25,7 @@ HELD_MAX: Final = 100_000
 HELD_PER_OWNER_MAX: Final = 10_000
 # Consumers of several groups may share a connection; more on one queue than this is no consumer.
 HELD_PER_OWNER_AND_QUEUE_MAX: Final = 64
+_NEVER_MS: Final = 1 << 62
 
 QueueName = tuple[str, int]
 
@@ -51,6 +52,7 @@ class LongPolling:
         self._by_owner: Counter[object] = Counter()
         self._at_end: dict[QueueName, Callable[[bool], None]] = {}
         self._is_shut = False
+        self._first_ms = _NEVER_MS  # before that, no held read's time is over
         # By topic: who wants to hear of whatever comes, in any of its queues.
         self.watchers: dict[str, Callable[[QueueName], None]] = {}
         self.held_count = 0  # with those who stand at an end
@@ -70,6 +72,7 @@ class LongPolling:
         self._held.setdefault(read.queue, []).append(read)
         self._by_owner[read.owner] += 1
         self.held_count += 1
+        self._first_ms = min(self._first_ms, read.until_ms)
         return True
 
     def stand(self, queue: QueueName, look: Callable[[bool], None]) -> bool:
@@ -153,14 +156,20 @@ class LongPolling:
 
     def tick(self, now_ms: int) -> None:
         """Whose time is over asks one last time."""
+        if now_ms < self._first_ms:  # a thousand may be held, and most ticks find none
+            return
         for queue in list(self._held):
             self._wake(queue, lambda read: read.until_ms <= now_ms, timed_out=True)
+        self._first_ms = min(
+            (read.until_ms for reads in self._held.values() for read in reads), default=_NEVER_MS
+        )
 
     def carry(self, jump_ms: int) -> None:
         """The clock jumps: everybody waits for as long as before."""
         for reads in self._held.values():
             for read in reads:
                 read.until_ms += jump_ms
+        self._first_ms += jump_ms
 
     def drop(self, owner: object) -> None:
         """A connection closed: nobody waits for its reads any more."""

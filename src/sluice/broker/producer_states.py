@@ -47,6 +47,7 @@ KEPT_BATCHES: Final = 5
 ID_BLOCK: Final = 1000
 _NEXT_ID: Final = "@next"
 _NOTE_INTERVAL_MS: Final = 60_000
+_LOOK_INTERVAL_MS: Final = 1_000  # there may be many partitions, and next to none is due
 _ROWS_AT_ONCE: Final = 500
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
 _MARKER_KEY_AT: Final = 5  # in a control record: length, attributes, two deltas, key length
@@ -106,6 +107,7 @@ class ProducerStates:
         self._core = core
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._lost: set[tuple[str, int]] = set()  # after a failed write: to be read again
+        self._looked_ms = 0
         self._next_id = self._id_end = 0
         self._id_waiters: list[Callable[[int], None]] = []
 
@@ -133,11 +135,16 @@ class ProducerStates:
 
     def tick(self, now_ms: int) -> None:
         """Note how things stand where something changed a while ago."""
+        if 0 <= now_ms - self._looked_ms < _LOOK_INTERVAL_MS:
+            return
+        self._looked_ms = now_ms
         due = [
             key
             for key, partition in self._partitions.items()
             if partition.is_changed and now_ms - partition.noted_ms >= _NOTE_INTERVAL_MS
         ]
+        if len(due) > _ROWS_AT_ONCE:
+            self._looked_ms = 0  # the others with the next ticks
         if due:
             self.note(due[:_ROWS_AT_ONCE], now_ms)
 

@@ -16,6 +16,7 @@ from sluice.errors import MessageIllegal
 from sluice.model import Message
 from sluice.protocol import kafka_batches, kafka_codes, kafka_entries
 from sluice.storage.memory_files import KeepAll, MemoryFiles
+from sluice.storage.state import KAFKA_PRODUCER_TABLE
 from tests.unit.broker.kafka_door_kit import (
     KafkaClient,
     batch,
@@ -24,6 +25,7 @@ from tests.unit.broker.kafka_door_kit import (
     produced,
     values_in,
 )
+from tests.unit.loops import run_once, until
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA = 0, 1, 2, 3
 
@@ -104,10 +106,12 @@ def test_topics_by_their_ids() -> None:
 # -------------------------------------------------------------------------------- sequence numbers
 
 
-async def sequence(client: KafkaClient, first: int, count: int, epoch: int = 0) -> tuple[int, int]:
+async def sequence(
+    client: KafkaClient, first: int, count: int, epoch: int = 0, partition: int = 0
+) -> tuple[int, int]:
     values = [b"%d" % number for number in range(first, first + count)]
     data = batch(*values, producer=(7, epoch, first))
-    part = await client.produce("t", data)
+    part = await client.produce("t", data, partition=partition)
     return int(part.error_code), part.base_offset
 
 
@@ -156,6 +160,34 @@ def test_sequence_numbers_hold_after_a_crash() -> None:
             assert await sequence(client, 12, 1) == (0, 12)
 
     asyncio.run(run())
+
+
+def test_how_producers_stand_is_noted_as_time_goes_by() -> None:
+    async def run() -> None:
+        async with kafka_rig() as rig:
+            client = await rig.connect()
+            await client.create("t", 600)
+            core = rig.broker.core
+            keys = [("t", partition) for partition in range(600)]
+            for partition in range(600):
+                await sequence(client, 0, 1, partition=partition)
+            core.producers.note(keys, core.now_ms())
+            await until(lambda: len(core.store.table(KAFKA_PRODUCER_TABLE)) == 600)
+            before = dict(core.store.table(KAFKA_PRODUCER_TABLE))
+            for partition in range(600):
+                await sequence(client, 1, 1, partition=partition)
+
+            now_ms = core.now_ms() + 60_000
+            core.producers.tick(now_ms)  # some of them
+            core.producers.tick(now_ms + 100)  # the others, with the next one
+
+            def noted() -> int:
+                rows = core.store.table(KAFKA_PRODUCER_TABLE)
+                return sum(row != before[key] for key, row in rows.items())
+
+            await until(lambda: noted() == 600)
+
+    run_once(run())
 
 
 def test_sequence_numbers_hold_after_a_write_that_failed() -> None:
