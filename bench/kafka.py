@@ -60,14 +60,16 @@ class Amounts:
 
     large: int  # of 1 KiB; as many again come before, from a producer that has just started
     small: int  # of 100 bytes, likewise
+    consumed: int  # of 1 KiB
+    rdkafka: int  # of 1 KiB
     many: int  # of 1 KiB, over many partitions
     paced: int  # of 1 KiB, so many a second; as many again come before and are not counted
     latency: int  # one after the other; of 5,000 half of the mean is the client's compiler
     rounds: int
 
 
-FULL = Amounts(1_000_000, 3_000_000, 300_000, 250_000, 30_000, 3)
-QUICK = Amounts(100_000, 300_000, 50_000, 50_000, 1_000, 1)
+FULL = Amounts(2_000_000, 8_000_000, 2_000_000, 1_000_000, 300_000, 250_000, 30_000, 3)
+QUICK = Amounts(100_000, 300_000, 200_000, 100_000, 50_000, 50_000, 1_000, 1)
 
 
 class OurSide(Sluice):
@@ -205,8 +207,11 @@ class Turn:
         self._note("kafka_produce_1k_all", rates.steady)
         self._note("kafka_produce_1k_first", rates.first)
         self._note("kafka_cpu_s", cpu_s / (2 * count / 1_000_000))
-        if self._wants("kafka_consume_1k"):
-            self._note("kafka_consume_1k", self._tools.consume(self._address, topic, 2 * count))
+
+    def consumed(self) -> None:
+        topic, count = self._topic("consumed"), self._amounts.consumed
+        self._tools.produce(self._address, topic, count, LARGE_BYTES, "all")
+        self._note("kafka_consume_1k", self._tools.consume(self._address, topic, count))
 
     def acks_1(self) -> None:
         rates = self._produce(self._topic("acks-1"), self._amounts.large, LARGE_BYTES, "1")
@@ -232,7 +237,7 @@ class Turn:
             self._note("kafka_consume_1k_1000p", self._tools.consume(self._address, topic, count))
 
     def with_rdkafka(self) -> None:
-        place = self._address, self._topic("rdkafka"), self._amounts.large, LARGE_BYTES
+        place = self._address, self._topic("rdkafka"), self._amounts.rdkafka, LARGE_BYTES
         self._note("kafka_rdkafka_produce_1k", self._rdkafka.produce(*place))
         if self._wants("kafka_rdkafka_consume_1k"):
             self._note("kafka_rdkafka_consume_1k", self._rdkafka.consume(*place))
@@ -257,10 +262,8 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part(
-        Turn.large,
-        ("kafka_produce_1k_all", "kafka_produce_1k_first", "kafka_cpu_s", "kafka_consume_1k"),
-    ),
+    Part(Turn.large, ("kafka_produce_1k_all", "kafka_produce_1k_first", "kafka_cpu_s")),
+    Part(Turn.consumed, ("kafka_consume_1k",)),
     Part(Turn.acks_1, ("kafka_produce_1k_1",)),
     Part(Turn.small, ("kafka_produce_100", "kafka_produce_100_first")),
     Part(Turn.small_acks_1, ("kafka_produce_100_1",)),

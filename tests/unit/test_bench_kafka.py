@@ -97,7 +97,7 @@ def test_every_figure_has_both_sides_and_no_warm_up(programs: FakePrograms, tmp_
     figures = {figure.name: figure for figure in kafka.measure(asked(tmp_path))}
     assert list(figures) == list(kafka.UNITS)
     cpu = figures.pop("kafka_cpu_s")
-    assert (cpu.ours, cpu.peer) == (0.5, 0.5), "of two million records, for one"
+    assert (cpu.ours, cpu.peer) == (0.25, 0.25), "of four million records, for one"
     assert {figure.ratio for figure in figures.values()} == {2}
     assert figures["kafka_rdkafka_produce_1k"].ours == 2000
     assert figures["kafka_produce_1k_all"].ours == 2000
