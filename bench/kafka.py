@@ -5,16 +5,20 @@ librdkafka.
 Both brokers run at one time; the one whose turn it is not is stopped. They take turns for each
 program, and who begins changes from round to round: what a machine does to one side for a minute it
 mostly does to the other, too. The first round warms both sides and is not counted, and producers
-send as much before they are measured: until then their JVM compiles them, on the same two cores.
-Neither side waits for the disk, which is Kafka's default.
+send for some seconds before they are measured: until then their JVM compiles them, on the same two
+cores. Neither side waits for the disk, which is Kafka's default.
+
+Each group of programs has brokers of its own, whose directories go when it is over: what all turns
+send together would not fit on many a disk.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -58,8 +62,10 @@ UNITS = {
 class Amounts:
     """How many records each program sends, and how often each side has its turn."""
 
-    large: int  # of 1 KiB; as many again come before, from a producer that has just started
+    large: int  # of 1 KiB, at least; as many come before, from a producer that has just started
     small: int  # of 100 bytes, likewise
+    producing_s: float  # how long a producer of those is to send before and while it is measured
+    most: int  # times as many of those, at the most
     consumed: int  # of 1 KiB
     rdkafka: int  # of 1 KiB
     many: int  # of 1 KiB, over many partitions
@@ -68,8 +74,30 @@ class Amounts:
     rounds: int
 
 
-FULL = Amounts(2_000_000, 8_000_000, 2_000_000, 1_000_000, 300_000, 250_000, 30_000, 3)
-QUICK = Amounts(100_000, 300_000, 200_000, 100_000, 50_000, 50_000, 1_000, 1)
+FULL = Amounts(
+    large=1_000_000,
+    small=3_000_000,
+    producing_s=7,
+    most=3,
+    consumed=2_000_000,
+    rdkafka=1_000_000,
+    many=300_000,
+    paced=250_000,
+    latency=30_000,
+    rounds=3,
+)
+QUICK = Amounts(
+    large=100_000,
+    small=300_000,
+    producing_s=0,
+    most=1,
+    consumed=200_000,
+    rdkafka=100_000,
+    many=50_000,
+    paced=50_000,
+    latency=1_000,
+    rounds=1,
+)
 
 
 class OurSide(Sluice):
@@ -103,25 +131,54 @@ class Contestant:
             os.killpg(self.pid, signal.SIGSTOP)
 
 
+class Counts:
+    """How many records a warm producer sends to a kind of topic, and as many before: those of some
+    seconds. A machine that is three times as quick needs three times as many, or its producer is
+    compiled while it is measured. The first round, which is not counted, tells how quick it is.
+    """
+
+    def __init__(self, amounts: Amounts) -> None:
+        self._amounts = amounts
+        self._rates: dict[str, float] = {}
+
+    def of(self, kind: str, least: int) -> int:
+        wanted = int(self._rates.get(kind, 0.0) * self._amounts.producing_s)
+        return max(least, min(wanted, least * self._amounts.most))
+
+    def learn(self, kind: str, rate: float) -> None:
+        """The quicker side counts: both send as many."""
+        self._rates[kind] = max(rate, self._rates.get(kind, 0.0))
+
+
 def measure(run: Run) -> list[Figure]:
     """All figures that are wanted, each the median of its rounds."""
     wanted = wanted_figures(run, UNITS)
-    amounts = QUICK if run.quick else FULL
     samples = Samples(UNITS, dict.fromkeys(UNITS, PEER))
+    for place, parts in enumerate(GROUPS):
+        if not wanted.isdisjoint(figure for part in parts for figure in part.figures):
+            _measure_group(run, run.directory / f"group-{place}", parts, wanted, samples)
+    return [samples.figure(name) for name in UNITS if name in wanted]
+
+
+def _measure_group(
+    run: Run, directory: Path, parts: Sequence[Part], wanted: set[str], samples: Samples
+) -> None:
+    amounts = QUICK if run.quick else FULL
+    counts = Counts(amounts)
     with contextlib.ExitStack() as started:
-        tools, contestants = _start(run, started)
+        started.callback(shutil.rmtree, directory, ignore_errors=True)
+        tools, contestants = _start(run, directory, started)
         for number in range(amounts.rounds + 1):
             turns = [
-                Turn(tools, Rdkafka(), contestant, amounts, number, wanted)
+                Turn(tools, Rdkafka(), contestant, amounts, counts, number, wanted)
                 for contestant in contestants[:: -1 if number % 2 else 1]
             ]
-            for part in PARTS:
+            for part in parts:
                 for turn in turns:
                     for figure, value in turn.take(part).items():
                         run.progress(f"round {number}: {figure} {turn.side} {value:,.2f}")
                         if number:  # the first one only warms its side
                             samples.add(figure, turn.side, value)
-    return [samples.figure(name) for name in UNITS if name in wanted]
 
 
 def peer_broker(directory: Path, jars: Jars) -> Kafka:
@@ -132,14 +189,16 @@ def peer_broker(directory: Path, jars: Jars) -> Kafka:
     return Kafka(directory, config=config, heap_mb=1024, java_options=(), jars=jars)
 
 
-def _start(run: Run, started: contextlib.ExitStack) -> tuple[Tools, list[Contestant]]:
+def _start(
+    run: Run, directory: Path, started: contextlib.ExitStack
+) -> tuple[Tools, list[Contestant]]:
     jars = fetch(KAFKA)
-    ours = OurSide(run.directory / "ours")
+    ours = OurSide(directory / "ours")
     ours.start()
     started.callback(ours.kill)
     contestants = [Contestant("ours", ours.address, ours.pids()[0])]
     if not run.ours_only:
-        peer = peer_broker(run.directory / "peer", jars)
+        peer = peer_broker(directory / "peer", jars)
         started.enter_context(peer)
         contestants.append(Contestant("peer", peer.address, peer.pid))
     for contestant in contestants:
@@ -158,6 +217,7 @@ class Turn:
         rdkafka: Rdkafka,
         contestant: Contestant,
         amounts: Amounts,
+        counts: Counts,
         number: int,
         wanted: set[str],
     ) -> None:
@@ -166,6 +226,7 @@ class Turn:
         self._contestant = contestant
         self._address = contestant.address
         self._amounts = amounts
+        self._counts = counts
         self._number = number
         self._wanted = wanted
         self._measured: dict[str, float] = {}
@@ -196,35 +257,39 @@ class Turn:
         self._tools.make_topic(self._address, topic, partitions)
         return topic
 
-    def _produce(self, topic: str, count: int, size: int, acks: str = "all") -> Rates:
-        return self._tools.produce_warm(self._address, topic, count, size, acks)
+    def _produce(self, kind: str, least: int, size: int, acks: str) -> tuple[Rates, int]:
+        """The rates of a producer that gets warm first, and how many records it sent in all."""
+        count = self._counts.of(kind, least)
+        rates = self._tools.produce_warm(self._address, self._topic(kind), count, size, acks)
+        if not self._number:
+            self._counts.learn(kind, rates.steady)
+        return rates, 2 * count
 
     def large(self) -> None:
-        topic, count = self._topic("large"), self._amounts.large
         before_s = self._contestant.cpu_seconds()
-        rates = self._produce(topic, count, LARGE_BYTES)
+        rates, count = self._produce("large", self._amounts.large, LARGE_BYTES, "all")
         cpu_s = self._contestant.cpu_seconds() - before_s
         self._note("kafka_produce_1k_all", rates.steady)
         self._note("kafka_produce_1k_first", rates.first)
-        self._note("kafka_cpu_s", cpu_s / (2 * count / 1_000_000))
+        self._note("kafka_cpu_s", cpu_s / (count / 1_000_000))
+
+    def large_acks_1(self) -> None:
+        rates, _ = self._produce("large-acks-1", self._amounts.large, LARGE_BYTES, "1")
+        self._note("kafka_produce_1k_1", rates.steady)
+
+    def small(self) -> None:
+        rates, _ = self._produce("small", self._amounts.small, SMALL_BYTES, "all")
+        self._note("kafka_produce_100", rates.steady)
+        self._note("kafka_produce_100_first", rates.first)
+
+    def small_acks_1(self) -> None:
+        rates, _ = self._produce("small-acks-1", self._amounts.small, SMALL_BYTES, "1")
+        self._note("kafka_produce_100_1", rates.steady)
 
     def consumed(self) -> None:
         topic, count = self._topic("consumed"), self._amounts.consumed
         self._tools.produce(self._address, topic, count, LARGE_BYTES, "all")
         self._note("kafka_consume_1k", self._tools.consume(self._address, topic, count))
-
-    def acks_1(self) -> None:
-        rates = self._produce(self._topic("acks-1"), self._amounts.large, LARGE_BYTES, "1")
-        self._note("kafka_produce_1k_1", rates.steady)
-
-    def small(self) -> None:
-        rates = self._produce(self._topic("small"), self._amounts.small, SMALL_BYTES)
-        self._note("kafka_produce_100", rates.steady)
-        self._note("kafka_produce_100_first", rates.first)
-
-    def small_acks_1(self) -> None:
-        place = self._topic("small-acks-1"), self._amounts.small
-        self._note("kafka_produce_100_1", self._produce(*place, SMALL_BYTES, "1").steady)
 
     def many_partitions(self) -> None:
         """All turns have this topic in common: the peer would have thousands of files for each."""
@@ -261,14 +326,18 @@ class Part(NamedTuple):
     figures: tuple[str, ...]
 
 
-PARTS = (
-    Part(Turn.large, ("kafka_produce_1k_all", "kafka_produce_1k_first", "kafka_cpu_s")),
-    Part(Turn.consumed, ("kafka_consume_1k",)),
-    Part(Turn.acks_1, ("kafka_produce_1k_1",)),
-    Part(Turn.small, ("kafka_produce_100", "kafka_produce_100_first")),
-    Part(Turn.small_acks_1, ("kafka_produce_100_1",)),
-    Part(Turn.many_partitions, ("kafka_produce_1k_1000p", "kafka_consume_1k_1000p")),
-    Part(Turn.with_rdkafka, ("kafka_rdkafka_produce_1k", "kafka_rdkafka_consume_1k")),
-    Part(Turn.paced, ("kafka_paced_ms", "kafka_paced_p99_ms")),
-    Part(Turn.latency, ("kafka_e2e_ms",)),
+GROUPS = (
+    (Part(Turn.large, ("kafka_produce_1k_all", "kafka_produce_1k_first", "kafka_cpu_s")),),
+    (Part(Turn.large_acks_1, ("kafka_produce_1k_1",)),),
+    (
+        Part(Turn.small, ("kafka_produce_100", "kafka_produce_100_first")),
+        Part(Turn.small_acks_1, ("kafka_produce_100_1",)),
+    ),
+    (
+        Part(Turn.consumed, ("kafka_consume_1k",)),
+        Part(Turn.many_partitions, ("kafka_produce_1k_1000p", "kafka_consume_1k_1000p")),
+        Part(Turn.with_rdkafka, ("kafka_rdkafka_produce_1k", "kafka_rdkafka_consume_1k")),
+        Part(Turn.paced, ("kafka_paced_ms", "kafka_paced_p99_ms")),
+        Part(Turn.latency, ("kafka_e2e_ms",)),
+    ),
 )

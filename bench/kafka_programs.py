@@ -24,6 +24,8 @@ _PACED = re.compile(
     r"^\d+ steady state records sent.* ([\d.]+) ms avg .* ([\d.]+) ms 99th", re.MULTILINE
 )
 _LATENCY = re.compile(r"Avg latency: ([\d.]+) ms")
+# The tools print what went wrong with a record, and end as if all were well.
+_ERROR = re.compile(r"^org\.apache\.kafka\.common\.errors\.\w+: .*", re.MULTILINE)
 _TAIL_CHARS = 500
 
 
@@ -39,6 +41,8 @@ def _output(name: str, command: Sequence[str], environment: Mapping[str, str] | 
     )
     if done.returncode:
         raise Failed(f"{name}: {done.stdout[-_TAIL_CHARS:]} {done.stderr[-_TAIL_CHARS:]}")
+    if error := _ERROR.search(done.stderr):
+        raise Failed(f"{name}: {error.group()}")
     return done.stdout
 
 

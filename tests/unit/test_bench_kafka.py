@@ -7,7 +7,7 @@ import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -40,6 +40,7 @@ class FakePrograms:
     def __init__(self) -> None:
         self.made: list[tuple[str, str, int]] = []
         self.calls: list[tuple[str, str, str]] = []
+        self.counts: dict[tuple[str, str], int] = {}  # of warm producers: by address and topic
 
     def make_topic(self, address: str, topic: str, partitions: int) -> None:
         self.made.append((address, topic, partitions))
@@ -55,6 +56,7 @@ class FakePrograms:
         return self._value(f"produce {acks}".strip(), address, topic, _better(address))
 
     def produce_warm(self, address: str, topic: str, count: int, size: int, acks: str) -> Rates:
+        self.counts[address, topic] = count
         steady = self._value(f"produce {acks}", address, topic, _better(address))
         return Rates(steady / 2, steady)
 
@@ -80,7 +82,7 @@ def _better(side: str) -> float:
 def programs(monkeypatch: pytest.MonkeyPatch) -> FakePrograms:
     fake = FakePrograms()
 
-    def start(run: Run, _: object) -> tuple[Any, list[kafka.Contestant]]:
+    def start(run: Run, _: Path, __: object) -> tuple[Any, list[kafka.Contestant]]:
         sides: list[Side] = ["ours"] if run.ours_only else ["ours", "peer"]
         return fake, [FakeContestant(side) for side in sides]
 
@@ -97,7 +99,7 @@ def test_every_figure_has_both_sides_and_no_warm_up(programs: FakePrograms, tmp_
     figures = {figure.name: figure for figure in kafka.measure(asked(tmp_path))}
     assert list(figures) == list(kafka.UNITS)
     cpu = figures.pop("kafka_cpu_s")
-    assert (cpu.ours, cpu.peer) == (0.25, 0.25), "of four million records, for one"
+    assert (cpu.ours, cpu.peer) == (1 / 6, 1 / 6), "of six million records, for one"
     assert {figure.ratio for figure in figures.values()} == {2}
     assert figures["kafka_rdkafka_produce_1k"].ours == 2000
     assert figures["kafka_produce_1k_all"].ours == 2000
@@ -112,12 +114,49 @@ def test_every_figure_has_both_sides_and_no_warm_up(programs: FakePrograms, tmp_
 def test_sides_take_turns_for_each_program_and_begin_in_turn(
     programs: FakePrograms, tmp_path: Path
 ) -> None:
-    kafka.measure(asked(tmp_path, "kafka_produce_100", "kafka_e2e_ms"))
+    kafka.measure(asked(tmp_path, "kafka_paced_ms", "kafka_e2e_ms"))
     sides = [(kind, address) for kind, address, _ in programs.calls]
-    ours_first = [("produce all", "ours"), ("produce all", "peer")]
+    ours_first = [("paced", "ours"), ("paced", "peer")]
     ours_first += [("latency", "ours"), ("latency", "peer")]
     peer_first = [ours_first[place] for place in (1, 0, 3, 2)]
     assert sides == ours_first + peer_first + ours_first + peer_first
+
+
+@pytest.mark.parametrize(("rate", "count"), [(1e5, 1_000_000), (3e5, 2_100_000), (1e9, 3_000_000)])
+def test_producers_send_for_some_seconds_before_they_are_measured(
+    programs: FakePrograms,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rate: float,
+    count: int,
+) -> None:
+    def in_the_first_round(_: object, address: str, topic: str, *rest: object) -> Rates:
+        programs.counts[address, topic] = cast(int, rest[0])
+        return Rates(1, rate if address == "peer" and "-0-" in topic else 1)
+
+    monkeypatch.setattr(FakePrograms, "produce_warm", in_the_first_round)
+    kafka.measure(asked(tmp_path, "kafka_produce_1k_all"))
+    later = [sent for (_, topic), sent in programs.counts.items() if "-0-" not in topic]
+    assert set(later) == {count}, "both sides send as many, by the quicker one"
+    assert programs.counts["ours", "bench-0-large"] == 1_000_000
+
+
+def test_no_broker_is_left_with_what_others_were_sent(
+    programs: FakePrograms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that a whole run sends would not fit on many a disk."""
+    there: list[list[str]] = []
+    start = kafka._start
+
+    def start_with_a_directory(run: Run, directory: Path, started: Any) -> Any:
+        there.append([path.name for path in tmp_path.iterdir()])
+        (directory / "ours").mkdir(parents=True)
+        return start(run, directory, started)
+
+    monkeypatch.setattr(kafka, "_start", start_with_a_directory)
+    kafka.measure(asked(tmp_path))
+    assert there == [[]] * len(kafka.GROUPS)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -146,12 +185,12 @@ def test_only_what_is_wanted_is_measured(
 def say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
     """Let programs say something; the commands that were run."""
 
-    def let_say(output: str, code: int = 0) -> list[list[str]]:
+    def let_say(output: str, code: int = 0, complains: str = "what went wrong") -> list[list[str]]:
         commands: list[list[str]] = []
 
         def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
             commands.append(command)
-            return subprocess.CompletedProcess(command, code, output, "what went wrong")
+            return subprocess.CompletedProcess(command, code, output, complains)
 
         monkeypatch.setattr(subprocess, "run", run)
         monkeypatch.setattr(kafka_programs, "java_command", lambda: "java")
@@ -174,6 +213,13 @@ def test_what_kafkas_programs_say(say: Callable[..., list[list[str]]], tmp_path:
     )
     assert tools.produce_warm("a:1", "t", 1000, 1024, "1") == (62.5, 250)  # 20 s, of them 4
     assert {"2000", "1000", "acks=1"} <= set(commands[0])
+    say(
+        "2000 records sent, 100.0 records/sec (0.10 MB/sec), 2.0 ms avg latency, 9.0 ms max\n"
+        "1000 steady state records sent, 250.0 records/sec (0.25 MB/sec), 2.0 ms avg latency\n",
+        complains="org.apache.kafka.common.errors.TimeoutException: Expiring 15 record(s)\n",
+    )
+    with pytest.raises(Failed, match=r"Performance: .*TimeoutException: Expiring 15"):
+        tools.produce_warm("a:1", "t", 1000, 1024, "1")
     say("1000 records sent, 99.5 records/sec (0.10 MB/sec)\n")
     with pytest.raises(Failed, match="ProducerPerformance: 1000"):
         tools.produce_warm("a:1", "t", 500, 1024, "all")
