@@ -161,7 +161,12 @@ class GroupRequests:
 
     # ------------------------------------------------------------------------------- administrators
 
+    def _end_overdue(self) -> None:
+        """Who has been silent for too long is out when it is asked, not at the next tick."""
+        self._core.kafka_groups.tick(self._core.now_ms())
+
     def describe(self, request: Request, answer: Answer) -> None:
+        self._end_overdue()
         rows = [self._described(name, request.version) for name in request.body.groups]
         wants_operations = getattr(request.body, "include_authorized_operations", False)
         for row in rows:
@@ -186,6 +191,7 @@ class GroupRequests:
         }
 
     def list(self, request: Request, answer: Answer) -> None:
+        self._end_overdue()
         states = {each.lower() for each in getattr(request.body, "states_filter", ())}
         types = {each.lower() for each in getattr(request.body, "types_filter", ())}
         rows = [
@@ -203,6 +209,7 @@ class GroupRequests:
 
     def delete(self, request: Request, answer: Answer) -> None:
         """Delete groups without members, with their offsets; each on its own."""
+        self._end_overdue()
         core = self._core
         names = list(dict.fromkeys(request.body.groups_names))
         result: dict[str, int] = {}

@@ -324,6 +324,20 @@ def test_groups_are_deleted(broker: KafkaBroker) -> None:
     assert broker.core.kafka_groups.get("idle") is None
 
 
+@pytest.mark.parametrize("key", [codes.DESCRIBE_GROUPS, codes.LIST_GROUPS, codes.DELETE_GROUPS])
+def test_who_is_overdue_is_out_when_an_administrator_asks(broker: KafkaBroker, key: int) -> None:
+    """Tools wait for as long as a session takes, and delete the group."""
+    member(broker)
+    broker.now_ms += 10_000  # the session, and no tick of the clock follows
+    if key == codes.DELETE_GROUPS:
+        (deleted,) = broker.ask(key, 2, groups_names=[GROUP]).results
+        assert deleted.error_code == 0
+        return
+    asked = {"groups": [GROUP]} if key == codes.DESCRIBE_GROUPS else {}
+    (group,) = broker.ask(key, 4, **asked).groups
+    assert group.group_state == "Empty"
+
+
 def test_offsets_go_with_their_topic(broker: KafkaBroker) -> None:
     commit(broker)
     outcome: list[SluiceError | None] = []
