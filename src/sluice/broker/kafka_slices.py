@@ -47,6 +47,16 @@ _STRETCHES_MAX: Final = 64  # of one read, to be asked about again
 _ENTRY: Final = Struct(">i8xi4xqqi44xiqi4xb")
 _BODY_AT: Final = 88
 _LENGTH_END: Final = 12  # the bytes of a batch that its length does not count
+# What an entry has besides its batch and the name of its topic, at most: so a unit, which tells the
+# size of an entry only, tells the least size of a batch. Of an entry that has more, as somebody
+# else may write it, it tells too much: then a read ends earlier than it had to.
+_BESIDES_MAX: Final = (
+    _BODY_AT
+    + 2  # how long the name is
+    + 2  # how long the properties are
+    + len(kafka_entries.properties_of((1 << 31) - 1, (1 << 63) - 1, (1 << 63) - 1))
+    + records.CRC_PROPERTY_BYTES
+)
 # The same as columns, with the numbers as they lie there: most are only compared with each other.
 _HEAD: Final = np.dtype(
     {
@@ -86,6 +96,11 @@ def as_it_lies(number: int) -> int:
 
 _FLAGS_LIE: Final = np.uint32(as_it_lies(_FLAGS))
 _KAFKA_LIES: Final = as_it_lies(kafka_entries.KAFKA_FLAGS)
+
+
+def besides_max(queue: QueueIndex) -> int:
+    """The bytes that an entry of this queue has besides its batch, at most."""
+    return _BESIDES_MAX + len(queue.topic_bytes)
 
 
 class Slices(NamedTuple):
@@ -137,7 +152,8 @@ class SliceReader:
 
     def read(self, queue: QueueIndex, offset: int, stop: int, bytes_max: int) -> Slices | None:
         """Batches from `offset` on that begin below `stop`: the first whatever its size, then
-        within the limit, which counts entries. None: the general way has to look.
+        within the limit, which counts the bytes of batches, as Kafka does. None: the general way
+        has to look.
 
         May raise `ColdRead`.
         """
@@ -165,13 +181,14 @@ class SliceReader:
         """Take batches, unit by unit."""
         queue, at, visible, raw = begin
         last, queue_number = min(at + UNITS_MAX, visible), queue.key.queue_id
+        besides = besides_max(queue)
         slices: list[Buffer] = []
-        byte_count = entry_bytes = low = high = base = end = 0
+        byte_count = low = high = base = end = 0
         next_offset, view, unpack = offset, memoryview(b""), _ENTRY.unpack_from
         while raw:
             for position, size, _, _, first, narrow, _, wide in BATCH_UNIT.iter_unpack(raw):
-                entry_bytes += size
-                if first >= stop or (slices and entry_bytes > bytes_max):
+                # What surely has no room is not looked at: it may be on the disk.
+                if first >= stop or (slices and byte_count + size - besides > bytes_max):
                     return self._found(begin, at, end, Slices(slices, byte_count, next_offset))
                 if not low <= position <= high - size:
                     ground = self._ground(position, size)
@@ -192,6 +209,8 @@ class SliceReader:
                     or seen[8] != kafka_batches.MAGIC
                 ):
                     return None
+                if slices and byte_count + body_bytes > bytes_max:
+                    return self._found(begin, at, end, Slices(slices, byte_count, next_offset))
                 start += _BODY_AT
                 slices.append(view[start : start + body_bytes])
                 byte_count += body_bytes
@@ -201,33 +220,39 @@ class SliceReader:
         return self._found(begin, at, end, Slices(slices, byte_count, next_offset))
 
     def _run(self, begin: Walk, offset: int, stop: int, bytes_max: int) -> Slices | None:
-        """The same as `_walk`, many units at a time."""
+        """The same as `_walk`, many units at a time.
+
+        The least sizes of batches, which units tell, say how many may have room. Those are looked
+        at in one go, and their true sizes say how many are taken: of usual batches the same.
+        """
         queue, at, visible, raw = begin
-        last = min(at + UNITS_MAX, visible)
+        last, besides = min(at + UNITS_MAX, visible), besides_max(queue)
         slices: list[Buffer] = []
         byte_count, next_offset, end = 0, offset, 0
         while raw:
             units = np.frombuffer(raw, BATCH_ROW)
             sizes = units["size"].astype(np.int64)
-            ends = sizes.cumsum()
-            taken = int(ends.searchsorted(bytes_max, "right"))
-            if not taken and not slices:
-                taken = 1
+            room = bytes_max - byte_count
+            count = int((sizes - besides).cumsum().searchsorted(room, "right"))
+            if not count and not slices:
+                count = 1
             if stop <= BATCH_UNIT.unpack_from(raw, len(raw) - BATCH_UNIT.size)[4]:
-                taken = min(taken, int(units["offset"].searchsorted(stop)))
+                count = min(count, int(units["offset"].searchsorted(stop)))
+            if not count:
+                break
+            positions = units["position"][:count].astype(np.int64)
+            entry_ends = positions + sizes[:count]
+            cut = self._cut(queue, raw, positions, entry_ends, slices, room)
+            if cut is None:
+                return None
+            taken, added = cut
             if not taken:
                 break
-            positions = units["position"][:taken].astype(np.int64)
-            entry_ends = positions + sizes[:taken]
-            added = self._cut(queue, raw, positions, entry_ends, slices)
-            if added is None:
-                return None
             byte_count += added
-            bytes_max -= int(ends[taken - 1])
             _, _, _, _, first, narrow, _, wide = BATCH_UNIT.unpack_from(
                 raw, (taken - 1) * BATCH_UNIT.size
             )
-            next_offset, end = first + (wide or narrow), int(entry_ends[-1])
+            next_offset, end = first + (wide or narrow), int(entry_ends[taken - 1])
             at += taken
             if taken < len(units):
                 break
@@ -241,9 +266,11 @@ class SliceReader:
         positions: npt.NDArray[np.int64],
         ends: npt.NDArray[np.int64],
         slices: list[Buffer],
-    ) -> int | None:
+        bytes_max: int,
+    ) -> tuple[int, int] | None:
         """Add the batches of the first of these units, whose entries lie from `positions` to
-        `ends`: their bytes, or None where one is not as it must be or cannot be read at once.
+        `ends`, as far as they have room: how many, and their bytes. None where one is not as it
+        must be or cannot be read at once.
         """
         units = np.frombuffer(raw, UNIT_AS_IT_LIES)
         at, count, byte_count = 0, len(positions), 0
@@ -262,10 +289,17 @@ class SliceReader:
             )
             if found is None:
                 return None
-            slices += found[0]
-            byte_count += int(found[1].sum())
-            at = upto
-        return byte_count
+            body_ends = found[1].cumsum()
+            fit = int(body_ends.searchsorted(bytes_max - byte_count, "right"))
+            if not fit and not slices:
+                fit = 1  # the first of all, whatever its size
+            if fit:
+                slices += found[0][:fit]
+                byte_count += int(body_ends[fit - 1])
+            at += fit
+            if at < upto:
+                break
+        return at, byte_count
 
     def _found(self, begin: Walk, at: int, end: int, found: Slices) -> Slices:
         """Remember where it ended: before the unit `at`, and in the log at `end`."""

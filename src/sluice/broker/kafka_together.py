@@ -10,7 +10,7 @@ Whatever is not is left out, and `SliceReader.read` says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from sluice.broker.kafka_slices import (
     Walk,
     as_it_lies,
     batches_at,
+    besides_max,
 )
 from sluice.model import Buffer
 from sluice.storage.queue_index import BATCH_ROW, BATCH_UNIT, BatchQueueIndex, QueueIndex
@@ -75,10 +76,13 @@ class TogetherReader(SliceReader):
             return None
         return Walk(queue, at, visible, raw)
 
-    def _read(self, wanted: Iterable[_Wanted]) -> dict[Place, Slices]:
+    def _read(self, wanted: Sequence[_Wanted]) -> dict[Place, Slices]:
         raw = b"".join([each.walk.raw for each in wanted])
         units = np.frombuffer(raw, BATCH_ROW)
-        ends = units["size"].astype(np.int64).cumsum()
+        least = units["size"].astype(np.int64)
+        for each in wanted:
+            least[each.begin : each.stop] -= besides_max(each.walk.queue)
+        ends = least.cumsum()
         is_taken = np.zeros(len(units), np.bool_)
         queue_lies = np.empty(len(units), np.uint32)
         taken: list[tuple[_Wanted, int]] = []
@@ -117,17 +121,20 @@ class TogetherReader(SliceReader):
         slices: list[memoryview],
         body_ends: npt.NDArray[np.int64],
     ) -> dict[Place, Slices]:
+        """To each read those of the batches looked at for it that have room."""
         shares: dict[Place, Slices] = {}
-        at = byte_count = 0
+        at = before = 0
         for each, count in taken:
-            last = BATCH_UNIT.unpack_from(each.walk.raw, (count - 1) * BATCH_UNIT.size)
+            own_ends = body_ends[at : at + count]
+            # The first is given whatever its size.
+            fit = max(1, int(own_ends.searchsorted(before + each.bytes_max, "right")))
+            last = BATCH_UNIT.unpack_from(each.walk.raw, (fit - 1) * BATCH_UNIT.size)
             position, size, _, _, first, narrow, _, wide = last
-            upto, bytes_upto = at + count, int(body_ends[at + count - 1])
             own = Slices(
-                list[Buffer](slices[at:upto]),
-                bytes_upto - byte_count,
+                list[Buffer](slices[at : at + fit]),
+                int(own_ends[fit - 1]) - before,
                 first + (wide or narrow),
             )
-            shares[each.place] = self._found(each.walk, each.walk.at + count, position + size, own)
-            at, byte_count = upto, bytes_upto
+            shares[each.place] = self._found(each.walk, each.walk.at + fit, position + size, own)
+            at, before = at + count, int(own_ends[-1])
         return shares

@@ -5,17 +5,20 @@ leaves to it whatever is not plain.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sluice.broker import kafka_slices
 from sluice.broker.kafka_partitions import KafkaTopic
 from sluice.broker.kafka_reading import Read, read_batches
-from sluice.broker.kafka_slices import SliceReader, Slices
+from sluice.broker.kafka_slices import RUN_UNITS_MIN, SliceReader, Slices
 from sluice.errors import RecordDamaged
-from sluice.model import Message
+from sluice.model import Buffer, Message
 from sluice.storage import page_cache
 from sluice.storage.files import RealFiles
 from sluice.storage.memory_files import MemoryFiles
@@ -74,6 +77,12 @@ def joined(slices: Any) -> bytes:
     return b"".join(slices)
 
 
+def fitting(slices: Sequence[Buffer], bytes_max: int) -> Sequence[Buffer]:
+    """As many batches as Kafka would give of these."""
+    ends = accumulate(map(len, slices))
+    return slices[: max(1, sum(end <= bytes_max for end in ends))]
+
+
 def test_a_walk_finds_what_the_general_way_finds() -> None:
     shelf, chance = Shelf(), random.Random(11)
     reader = SliceReader(shelf.core.store)
@@ -83,12 +92,89 @@ def test_a_walk_finds_what_the_general_way_finds() -> None:
         stop = chance.choice((FAR, chance.randrange(offset + 1, shelf.high(partition) + 2)))
         bytes_max = chance.choice((1, 2_000, 9_000, MANY))
         found = reader.read(shelf.queue(partition), offset, stop, bytes_max)
-        expected = shelf.general(partition, offset, stop, bytes_max)
+        whole = shelf.general(partition, offset, stop, MANY)
+        expected = fitting(whole.slices, bytes_max)
         assert found is not None
-        assert joined(found.slices) == joined(expected.slices)
-        assert found.byte_count == expected.byte_count == len(joined(found.slices))
-        if found.slices:
-            assert found.next_offset == expected.next_offset
+        assert joined(found.slices) == joined(expected)
+        assert found.byte_count == len(joined(found.slices))
+        if len(expected) == len(whole.slices) > 0:
+            assert found.next_offset == whole.next_offset
+        elif expected:
+            behind = whole.slices[len(expected)]
+            assert found.next_offset == int.from_bytes(behind[:8], "big")
+
+
+@pytest.mark.parametrize("count", [2, RUN_UNITS_MIN - 1, RUN_UNITS_MIN, 60, 250])
+@pytest.mark.parametrize("stretch_bytes", [0, 3_000])
+def test_a_limit_counts_the_bytes_of_batches_as_kafka_does(
+    monkeypatch: pytest.MonkeyPatch, count: int, stretch_bytes: int
+) -> None:
+    """Around each of them an entry has more bytes than these batches have themselves."""
+    shelf = Shelf(0)
+    for number in range(count):
+        shelf.produce(-1, -1, -1, bytes(number % 3 * 2))
+    store = shelf.core.store
+    if stretch_bytes:  # only so much of the log is read at once
+        monkeypatch.setattr(kafka_slices, "STRETCH_BYTES", stretch_bytes)
+        store.reader.hot_bytes = 0
+        store.reader._opened_at = store.log.written
+    whole = shelf.quick(SliceReader(store), 0)
+    assert whole is not None
+    assert len(whole.slices) == count
+    ends = list(accumulate(map(len, whole.slices)))
+    assert ends[-1] < store.log.written / 2
+    for fit in {1, 2, count // 2, min(96, count), count - 1, count}:
+        for bytes_max, expected in (
+            (ends[fit - 1], fit),
+            (ends[fit - 1] - 1, max(1, fit - 1)),
+            (ends[fit - 1] + len(whole.slices[0]) - 1, fit),
+        ):
+            found = shelf.quick(SliceReader(store), 0, bytes_max=bytes_max)
+            assert found is not None
+            assert len(found.slices) == expected
+            assert found.slices == whole.slices[:expected]
+            assert (found.byte_count, found.next_offset) == (ends[expected - 1], expected)
+            assert found.has_more == (expected < count)
+
+
+def test_a_limit_that_many_small_batches_fill_is_found_in_few_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shelf = Shelf(0)
+    for _ in range(250):
+        shelf.produce(-1, -1, -1, b"")
+    rounds: list[int] = []
+    batches_at = kafka_slices.batches_at
+
+    def counted(view: Any, units: Any, *words: Any) -> Any:
+        rounds.append(len(units))
+        return batches_at(view, units, *words)
+
+    monkeypatch.setattr(kafka_slices, "batches_at", counted)
+    reader = SliceReader(shelf.core.store)
+    one = shelf.quick(reader, 0, bytes_max=1)
+    assert one is not None
+    found = shelf.quick(reader, 0, bytes_max=200 * one.byte_count + 1)
+    assert found is not None
+    assert len(found.slices) == 200
+    assert len(rounds) == 1 + 3, "as many as there are looks for units"
+    assert max(rounds) <= 96
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_what_has_no_room_is_not_looked_at(count: int) -> None:
+    """It may be on the disk, and the answer needs nothing of it."""
+    shelf = Shelf(0)
+    for _ in range(count):
+        shelf.produce(-1, -1, -1, bytes(1_000))
+    shelf.files.flip(shelf.log_path(), (shelf.place(2) + 104) * 8)  # its magic
+    reader = SliceReader(shelf.core.store)
+    one = shelf.quick(reader, 0, bytes_max=1)
+    assert one is not None
+    found = shelf.quick(reader, 0, bytes_max=3 * one.byte_count - 200)
+    assert found is not None
+    assert len(found.slices) == 2
+    assert shelf.quick(reader, 0, bytes_max=3 * one.byte_count) is None
 
 
 def test_a_reader_goes_on_where_it_ended_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:

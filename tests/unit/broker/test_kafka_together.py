@@ -58,6 +58,27 @@ def test_each_finds_what_it_finds_alone() -> None:
             )
 
 
+def test_limits_that_batches_fill_exactly_are_those_of_reads_alone() -> None:
+    """Entries have more bytes than their batches: of those fewer would be within these limits."""
+    both, chance = Both(), random.Random(3)
+    counts: set[int] = set()
+    for _ in range(40):
+        expected: dict[Place, int] = {}
+        for place in both.places:
+            both.places[place] = 1 << 30
+            sizes = [len(each) for each in both.alone(place).slices]
+            count = chance.randrange(1, 80)
+            change = chance.choice((0, -1, sizes[count] - 1))
+            both.places[place] = sum(sizes[:count]) + change
+            expected[place] = max(1, count - (change < 0))
+        found = both.reader.read_together(both.places)
+        for place, share in found.items():
+            assert seen(share) == seen(both.alone(place))
+            assert len(share.slices) == expected[place]
+            counts.add(len(share.slices))
+    assert len(counts) > 20, "few are left out"
+
+
 def test_what_has_no_limit_in_sight_is_left_out() -> None:
     both = Both()
     first, second = both.places
