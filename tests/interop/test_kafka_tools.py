@@ -119,6 +119,14 @@ def test_the_programs_of_administrators(tools: Tools) -> None:
         "kafka.admin.ConfigCommand", *config, "--alter", "--add-config", "retention.ms=100000"
     )
     assert "retention.ms=100000" in tools.run("kafka.admin.ConfigCommand", *config, "--describe")
+    broker = ("--bootstrap-server", tools.address, "--entity-type", "brokers", "--entity-name", "1")
+    change = ("kafka.admin.ConfigCommand", *broker, "--alter")
+    tools.run(*change, "--add-config", "log.cleaner.backoff.ms=15002,message.max.bytes=2000000")
+    described = tools.run("kafka.admin.ConfigCommand", *broker, "--describe")
+    assert "log.cleaner.backoff.ms=15002" in described
+    assert "message.max.bytes=2000000" in described
+    tools.run(*change, "--delete-config", "log.cleaner.backoff.ms,message.max.bytes")
+    assert "15002" not in tools.run("kafka.admin.ConfigCommand", *broker, "--describe")
     offsets = tools.run("GetOffsetShell", "--bootstrap-server", tools.address, "--topic", "managed")
     assert offsets.split() == ["managed:0:0", "managed:1:0", "managed:2:0"]
     latency = tools.run("EndToEndLatency", tools.address, "managed", "100", "all", "100")

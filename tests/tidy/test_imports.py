@@ -218,6 +218,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "broker.admin_topics": TRANSLATOR,
     "broker.kafka_api": TRANSLATOR,
     "broker.kafka_cluster_api": TRANSLATOR,
+    "broker.kafka_broker_configs": ("storage.state", *TRANSLATOR),
+    "broker.kafka_config_texts": TRANSLATOR,
     "broker.kafka_configs": TRANSLATOR,
     "broker.kafka_door": TRANSLATOR,
     "broker.kafka_fetch": TRANSLATOR,

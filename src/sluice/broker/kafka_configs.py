@@ -11,10 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_api import Answer, KafkaApi, Node, Request, code_of
+from sluice.broker.kafka_broker_configs import BrokerConfigs
+from sluice.broker.kafka_config_texts import TEXTS
 from sluice.broker.kafka_partitions import (
     CONFIG_PREFIX,
     DELAY_HEADERS,
@@ -22,7 +25,7 @@ from sluice.broker.kafka_partitions import (
     KafkaTopic,
     is_name,
 )
-from sluice.errors import SluiceError
+from sluice.errors import ConfigError, SluiceError
 from sluice.protocol import kafka_codes
 from sluice.protocol.kafka_batches import COMPRESSIONS
 
@@ -30,7 +33,6 @@ TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
 _SET_HERE: Final = 1  # where a value comes from, in Kafka's numbers
 _SET_FOR_ALL: Final = 3
-_FROM_BROKER: Final = 4
 _DEFAULT: Final = 5
 # Kafka's brokers set it for all of them when a cluster begins, since they know who may lead.
 _MIN_REPLICAS: Final = "min.insync.replicas"
@@ -207,6 +209,7 @@ class KafkaConfigs:
 
     def __init__(self, core: BrokerCore) -> None:
         self._core = core
+        self._broker = BrokerConfigs(core)
 
     def register(self, api: KafkaApi) -> None:
         api.register(kafka_codes.DESCRIBE_CONFIGS, 1, 4, self.describe)
@@ -214,14 +217,14 @@ class KafkaConfigs:
         api.register(kafka_codes.INCREMENTAL_ALTER_CONFIGS, 0, 1, self.alter_some)
 
     def describe(self, request: Request, answer: Answer) -> None:
-        answer(
-            {
-                "results": [
-                    self._describe(each, request.peer.node, bool(request.body.include_synonyms))
-                    for each in request.body.resources
-                ]
-            }
-        )
+        body, node = request.body, request.peer.node
+        results = [
+            self._describe(each, node, bool(body.include_synonyms)) for each in body.resources
+        ]
+        if getattr(body, "include_documentation", False):
+            for config in chain.from_iterable(result["configs"] for result in results):
+                config["documentation"] = TEXTS.get(config["name"])
+        answer({"results": results})
 
     def _describe(self, asked: Any, node: Node, synonyms: bool) -> dict[str, Any]:
         result: dict[str, Any] = {
@@ -241,7 +244,8 @@ class KafkaConfigs:
         if asked.resource_type == BROKER_RESOURCE and not asked.resource_name:
             return {**result, "configs": self._set_for_all(names)}
         if asked.resource_type == BROKER_RESOURCE and asked.resource_name == str(node.node_id):
-            return {**result, "configs": self._own(node, names)}
+            shown = self._broker.shown(node, names, synonyms=synonyms)
+            return {**result, "configs": shown}
         return {
             **result,
             "error_code": kafka_codes.INVALID_REQUEST,
@@ -257,34 +261,8 @@ class KafkaConfigs:
             "config_source": _SET_FOR_ALL,
             "config_type": _INT,
         }
-        return [config] if names is None or _MIN_REPLICAS in names else []
-
-    def _own(self, node: Node, names: list[str] | None) -> list[dict[str, Any]]:
-        config = self._core.config
-        values = {
-            "advertised.listeners": (_LIST, f"PLAINTEXT://{node.host}:{node.port}"),
-            "auto.create.topics.enable": (_BOOLEAN, str(config.creates_topics).lower()),
-            "broker.id": (_INT, str(config.kafka_node_id)),
-            "default.replication.factor": (_INT, "1"),
-            "log.cleanup.policy": (_LIST, "delete"),
-            "log.message.timestamp.type": (_STRING, "CreateTime"),
-            "message.max.bytes": (_INT, str(config.kafka_batch_bytes_max)),
-            "min.insync.replicas": (_INT, "1"),
-            "num.partitions": (_INT, str(config.default_queue_count)),
-            "offsets.retention.minutes": (_INT, str(config.kafka_offsets_retention_ms // 60_000)),
-            "socket.request.max.bytes": (_INT, str(config.kafka_request_bytes_max)),
-        }
-        return [
-            {
-                "name": name,
-                "value": value,
-                "read_only": True,
-                "config_source": _FROM_BROKER,
-                "config_type": kind,
-            }
-            for name, (kind, value) in values.items()
-            if names is None or name in names
-        ]
+        wanted = [config] if names is None or _MIN_REPLICAS in names else []
+        return wanted + self._broker.set_for_all(names)
 
     # ------------------------------------------------------------------------------------- changing
 
@@ -298,16 +276,18 @@ class KafkaConfigs:
                     return wrong
             return {each.name: each.value for each in asked.configs}
 
-        self._alter(request, answer, wanted)
+        self._alter(request, answer, wanted, is_whole=True)
 
     def alter_some(self, request: Request, answer: Answer) -> None:
-        self._alter(request, answer, _changed)
+        self._alter(request, answer, _changed, is_whole=False)
 
     def _alter(
         self,
         request: Request,
         answer: Answer,
         wanted: Callable[[KafkaTopic, Any], dict[str, str] | str],
+        *,
+        is_whole: bool,
     ) -> None:
         asked = request.body.resources
         results: list[dict[str, Any]] = [{} for _ in asked]
@@ -335,8 +315,11 @@ class KafkaConfigs:
                 finish(at, kafka_codes.INVALID_REQUEST, "it is named twice")
             elif malformed:
                 finish(at, kafka_codes.INVALID_REQUEST, malformed)
+            elif each.resource_type == BROKER_RESOURCE:
+                self._change_broker(request, at, each, is_whole, finish)
             elif each.resource_type != TOPIC_RESOURCE:
-                finish(at, kafka_codes.INVALID_REQUEST, "only a topic's configurations change")
+                reason = "only the configurations of topics and of this broker change"
+                finish(at, kafka_codes.INVALID_REQUEST, reason)
             elif not each.resource_name:
                 finish(at, kafka_codes.INVALID_REQUEST, "topics have no configurations in common")
             elif not is_name(each.resource_name):
@@ -347,6 +330,31 @@ class KafkaConfigs:
                 finish(at, kafka_codes.TOPIC_AUTHORIZATION_FAILED, "dead letters are only read")
             else:
                 self._change(at, topic, wanted(topic, each), request.body.validate_only, finish)
+
+    def _change_broker(
+        self, request: Request, at: int, asked: Any, is_whole: bool, finish: Callable[..., None]
+    ) -> None:
+        level, own = asked.resource_name or "", str(request.peer.node.node_id)
+        if level not in ("", own):
+            reason = f"this is broker {own}, not {level[:100]}"
+            finish(at, kafka_codes.INVALID_REQUEST, reason)
+            return
+        changes = self._broker.wanted(level, asked, is_whole=is_whole)
+        if isinstance(changes, str):
+            finish(at, kafka_codes.INVALID_REQUEST, changes)
+            return
+
+        def told(error: SluiceError | None) -> None:
+            finish(
+                at, 0 if error is None else code_of(error), None if error is None else str(error)
+            )
+
+        try:
+            self._broker.change(level, changes, only_check=request.body.validate_only, done=told)
+        except ConfigError as error:
+            finish(at, kafka_codes.INVALID_REQUEST, str(error))
+        except SluiceError as error:
+            told(error)
 
     def _change(
         self,

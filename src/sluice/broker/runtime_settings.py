@@ -9,13 +9,13 @@ that very start. It knows no wire format.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.settings_table import Done
-from sluice.config import BrokerConfig, flatten, settings_of, update
+from sluice.config import BrokerConfig, Loaded, flatten, settings_of, update
 from sluice.errors import ConfigError, SluiceError
-from sluice.storage.store import SETTING_TABLE, Store
+from sluice.storage.store import SETTING_TABLE, Change, Store
 
 log_lines = logging.getLogger("sluice.broker")
 
@@ -37,25 +37,40 @@ def restored(config: BrokerConfig, store: Store, pinned: Collection[str]) -> Bro
     return config
 
 
-def change(core: BrokerCore, changes: Mapping[str, str], origin: str, done: Done) -> None:
-    """Change settings by our names or RocketMQ's, all of them or none.
-
-    Raises ConfigError for what cannot be changed, with the reason; `done(None)` when it holds.
-    """
+def checked(core: BrokerCore, changes: Mapping[str, str], origin: str) -> Loaded[BrokerConfig]:
+    """The configuration that changes would make. Raises ConfigError, as `change` does."""
     loaded = update(core.config, changes, origin)
     if loaded.warnings:
         raise ConfigError("; ".join(loaded.warnings))
+    return loaded
+
+
+def change(
+    core: BrokerCore,
+    changes: Mapping[str, str],
+    origin: str,
+    done: Done,
+    *,
+    with_it: Sequence[Change] = (),
+) -> None:
+    """Change settings by our names or RocketMQ's, all of them or none, and rows of other tables
+    with them.
+
+    Raises ConfigError for what cannot be changed, with the reason; `done(None)` when it holds.
+    """
+    loaded = checked(core, changes, origin)
     known, values = settings_of(BrokerConfig), flatten(loaded.config)
     texts = {name: known[name].kind.render(values[name]) for name in loaded.origins}
-    if not texts:
+    rows = [(SETTING_TABLE, name, text) for name, text in texts.items()]
+    if not rows and not with_it:
         done(None)
         return
 
     def told(error: SluiceError | None) -> None:
-        if error is None:
+        if error is None and texts:
             # Once more, because something else may have been changed meanwhile.
             core.reconfigure(update(core.config, texts, origin).config)
         done(error)
 
-    core.store.change([(SETTING_TABLE, name, text) for name, text in texts.items()], told)
+    core.store.change([*rows, *with_it], told)
     core.ask_turn()

@@ -52,6 +52,7 @@ STAGED_TABLE: Final = "staged"  # sink -> the batch that it published last, what
 DEAD_TABLE: Final = "dead_letter"  # group@queue -> ranges of dead letters that were sent again
 KAFKA_GROUP_TABLE: Final = "kafka_group"  # group of Kafka's clients -> members, generation
 KAFKA_OFFSET_TABLE: Final = "kafka_offset"  # topic@partition@group -> offset, epoch, text, time
+KAFKA_CONFIG_TABLE: Final = "kafka_config"  # node@name, @name for all -> what Kafka's admins set
 KAFKA_PENDING_TABLE: Final = "kafka_pending"  # topic@partition@producer@group -> the same
 KAFKA_ID_TABLE: Final = "kafka_id"  # "topic@" -> its UUID
 KAFKA_START_TABLE: Final = "kafka_start"  # topic@partition -> offset that it begins at

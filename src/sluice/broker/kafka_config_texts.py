@@ -1,0 +1,76 @@
+"""This module says in a sentence what each configuration is that Kafka's administrators see, for
+those who ask for the documentation.
+"""
+
+from typing import Final
+
+from sluice.broker.kafka_partitions import DELAY_HEADERS
+
+_TUNES_NOTHING: Final = "Kept and shown for tools that set it; it tunes nothing here."
+
+TEXTS: Final = {
+    # of topics
+    "cleanup.policy": "What happens to old records: delete, compact, or both.",
+    "compression.gzip.level": _TUNES_NOTHING,
+    "compression.lz4.level": _TUNES_NOTHING,
+    "compression.type": "The codec that batches are stored with; producer: as they were sent.",
+    "compression.zstd.level": _TUNES_NOTHING,
+    "delete.retention.ms": "How long a record without a value stays after it was compacted.",
+    "file.delete.delay.ms": _TUNES_NOTHING,
+    "flush.messages": _TUNES_NOTHING,
+    "flush.ms": _TUNES_NOTHING,
+    "follower.replication.throttled.replicas": _TUNES_NOTHING,
+    "index.interval.bytes": _TUNES_NOTHING,
+    "leader.replication.throttled.replicas": _TUNES_NOTHING,
+    "local.retention.bytes": _TUNES_NOTHING,
+    "local.retention.ms": _TUNES_NOTHING,
+    "max.compaction.lag.ms": "The longest that a record may wait until it is compacted.",
+    "max.message.bytes": "The largest batch that a producer may send to the topic.",
+    "message.timestamp.after.max.ms": "How far ahead of the broker's clock a timestamp may be.",
+    "message.timestamp.before.max.ms": "How far behind the broker's clock a timestamp may be.",
+    "message.timestamp.type": "Whose clock timestamps are of: the producer's or the broker's.",
+    "min.cleanable.dirty.ratio": "The part of a partition that is new when it is compacted.",
+    "min.compaction.lag.ms": "How long a record stays as it is before it may be compacted.",
+    "min.insync.replicas": "Copies that must have a record; there is one here.",
+    "preallocate": _TUNES_NOTHING,
+    "remote.log.copy.disable": _TUNES_NOTHING,
+    "remote.log.delete.on.disable": _TUNES_NOTHING,
+    "remote.storage.enable": "Whether old records go to other storage; they do not here.",
+    "retention.bytes": "How many bytes of a partition are kept; -1: no limit.",
+    "retention.ms": "How long records are kept; -1: as long as the files of the log.",
+    "segment.bytes": _TUNES_NOTHING,
+    "segment.index.bytes": _TUNES_NOTHING,
+    "segment.jitter.ms": _TUNES_NOTHING,
+    "segment.ms": _TUNES_NOTHING,
+    "unclean.leader.election.enable": _TUNES_NOTHING,
+    DELAY_HEADERS: "Whether a header of a record may delay it.",
+    # of the broker
+    "advertised.listeners": "Where clients are told to connect to.",
+    "auto.create.topics.enable": "Whether a topic is made by who asks for it.",
+    "background.threads": _TUNES_NOTHING,
+    "broker.id": "The number of this broker.",
+    "default.replication.factor": "Copies of a new topic; there is one here.",
+    "follower.replication.throttled.rate": _TUNES_NOTHING,
+    "leader.replication.throttled.rate": _TUNES_NOTHING,
+    "log.cleaner.backoff.ms": _TUNES_NOTHING,
+    "log.cleaner.dedupe.buffer.size": _TUNES_NOTHING,
+    "log.cleaner.io.buffer.load.factor": _TUNES_NOTHING,
+    "log.cleaner.io.buffer.size": _TUNES_NOTHING,
+    "log.cleaner.io.max.bytes.per.second": _TUNES_NOTHING,
+    "log.cleaner.threads": _TUNES_NOTHING,
+    "log.cleanup.policy": "What happens to old records of topics that do not say it.",
+    "log.message.timestamp.after.max.ms": "The same as message.timestamp.after.max.ms of topics.",
+    "log.message.timestamp.type": "The same as message.timestamp.type of topics.",
+    "log.retention.ms": "How long files of the log are kept; part of an hour counts as one.",
+    "message.max.bytes": "The largest batch of topics that do not say it.",
+    "num.io.threads": _TUNES_NOTHING,
+    "num.network.threads": _TUNES_NOTHING,
+    "num.partitions": "Partitions of a topic that is made by who asks for it.",
+    "num.recovery.threads.per.data.dir": _TUNES_NOTHING,
+    "num.replica.fetchers": _TUNES_NOTHING,
+    "offsets.retention.minutes": "How long offsets of a group without members are kept.",
+    "producer.id.expiration.ms": "Silence after which a producer's sequences are forgotten.",
+    "replica.alter.log.dirs.io.max.bytes.per.second": _TUNES_NOTHING,
+    "sasl.kerberos.min.time.before.relogin": _TUNES_NOTHING,
+    "socket.request.max.bytes": "The largest request.",
+}
