@@ -49,6 +49,10 @@ class At(NamedTuple):
     time_ms: int = -1
 
 
+def _time(at: At) -> int:
+    return at.time_ms
+
+
 class KafkaListOffsets:
     """Offsets of one broker's partitions."""
 
@@ -184,18 +188,24 @@ class KafkaListOffsets:
         """The first record with the highest timestamp."""
         if not topic.batches:
             return self._newest_message(topic, partition, high)
-        best, best_ms = -1, -1
+        best, looked = At(), 0
         for part in self._parts(topic, partition):
             for _, units in columns(self._core.store, part):
                 times = np.where(units["offset"] < high, times_ms(units), -1)
-                index = int(times.argmax())
-                if times[index] > best_ms:
-                    best, best_ms = int(units["position"][index]), int(times[index])
-        return At() if best < 0 else self._in_entry(best, best_ms, high)
+                # A unit that tells no time of its records counts with the time of storing, which
+                # is mostly later: then the next ones may be newer still.
+                while int(times.max()) > best.time_ms and looked < _ENTRIES_MAX:
+                    index, looked = int(times.argmax()), looked + 1
+                    times[index] = -1
+                    at = self._in_entry(int(units["position"][index]), None, high)
+                    best = max(best, at, key=_time)
+        return best
 
-    def _in_entry(self, position: int, when: int, high: int, *, by_store: bool = False) -> At:
-        """The first record of an entry that is not older than a time; `by_store`: single messages
-        count by when they were stored.
+    def _in_entry(
+        self, position: int, when: int | None, high: int, *, by_store: bool = False
+    ) -> At:
+        """The first record of an entry that is not older than a time, or than the others of the
+        entry; `by_store`: single messages count by when they were stored.
         """
         view = self._core.store.entry_at(position)
         if view is None:
@@ -203,7 +213,7 @@ class KafkaListOffsets:
         entry = records.decode(view)
         if not kafka_entries.is_kafka(entry.sys_flag):
             time_ms = entry.store_ms if by_store else entry.born_ms
-            is_match = time_ms >= when and entry.queue_offset < high
+            is_match = (when is None or time_ms >= when) and entry.queue_offset < high
             return At(entry.queue_offset, time_ms) if is_match else At()
         head = kafka_batches.read_head(entry.body)
         if head is None:
@@ -217,10 +227,11 @@ class KafkaListOffsets:
             )
         except BadBatch:
             return At(entry.queue_offset, head.max_ms)
+        least_ms = head.max_ms if when is None else when
         for record in found:
             time_ms = head.base_ms + record.time_delta
             offset = entry.queue_offset + record.offset_delta
-            if time_ms >= when and offset < high:
+            if time_ms >= least_ms and offset < high:
                 return At(offset, time_ms)
         return At()
 

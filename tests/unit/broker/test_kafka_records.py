@@ -15,6 +15,7 @@ from sluice.broker.kafka_reading import read_batches
 from sluice.errors import MessageIllegal
 from sluice.model import Message
 from sluice.protocol import kafka_batches, kafka_codes, kafka_entries
+from sluice.protocol.kafka_batches import Record
 from sluice.storage.memory_files import KeepAll, MemoryFiles
 from sluice.storage.state import KAFKA_PRODUCER_TABLE
 from tests.unit.broker.kafka_door_kit import (
@@ -388,6 +389,26 @@ async def offset_at(client: KafkaClient, timestamp: int, version: int = 7) -> tu
     (found,) = (await client.ask(LIST_OFFSETS, version, asked)).topics[0].partitions
     assert found.error_code == 0
     return found.offset, found.timestamp
+
+
+@pytest.mark.parametrize("begin_ms", [1_000_000, 10_000_000, 1_700_000_000_000])
+def test_the_newest_record_may_be_older_than_any_unit_tells(begin_ms: int) -> None:
+    """Units tell times from some hours after 1970 on; tests of clients count from nought."""
+
+    async def run() -> None:
+        async with kafka_rig() as rig:
+            client = await rig.connect()
+            await client.create("t")
+            assert await offset_at(client, -3) == (-1, -1)
+            records = [Record(at, ms, None, b"a") for at, ms in enumerate((100, 400, 250))]
+            data = kafka_batches.build(0, begin_ms, begin_ms + 400, records)
+            await client.produce("t", data)
+            assert await offset_at(client, -3) == (1, begin_ms + 400)
+            for later in (300, 500, 450):
+                await client.produce("t", batch(b"b", ms=begin_ms + later))
+            assert await offset_at(client, -3) == (4, begin_ms + 500)
+
+    asyncio.run(run())
 
 
 def test_offsets_by_time() -> None:
