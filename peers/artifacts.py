@@ -111,6 +111,7 @@ SPARK_KAFKA = ArtifactSet(
     ),
 )
 # For tests of tables, on the PySpark that requirements/spark.txt pins.
+DELTA_PYSPARK = "4.2."
 DELTA = ArtifactSet("delta-spark-4.4.0", (Artifact("io.delta", "delta-spark_4.2_2.13", "4.4.0"),))
 
 ARTIFACT_SETS = {

@@ -23,6 +23,7 @@ from peers import (
 )
 from peers.process import PeerProcess, free_ports
 from peers.programs import started
+from peers.python import python_packages
 from tests.interop.clients import GO_SOURCES, JavaClients
 from tests.interop.outcomes import (
     GROUP,
@@ -52,6 +53,18 @@ def test_without_maven_the_peer_is_unavailable(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(PeerUnavailable, match="mvn is not installed"):
         fetch(SMALL, cache=tmp_path)
+
+
+def test_packages_of_python_without_checksums_are_refused_and_leave_no_folder(
+    tmp_path: Path,
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    requirements = tmp_path / "unpinned.txt"
+    requirements.write_text("pyspark==4.3.0\n", encoding="utf-8")
+    with pytest.raises(PeerUnavailable, match=r"(?s)could not install unpinned\.txt.*[Hh]ashes"):
+        python_packages(requirements, cache=cache)
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
 def test_a_failed_download_says_why_and_leaves_no_folder(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peers import ARTIFACT_SETS, PeerUnavailable, RocketMQ, fetch
-from peers.artifacts import DELTA, SPARK_KAFKA
+from peers.artifacts import DELTA, DELTA_PYSPARK, SPARK_KAFKA
 from peers.java import java_command
 from tests.interop.sluice_process import SluiceProcess
 from tests.spark.kit import Server
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 
 def delta_settings() -> dict[str, str]:
-    """What a session needs for Delta tables; empty where the jars cannot be had."""
+    """What a session needs for Delta tables; empty where the jars cannot be had, and with another
+    PySpark than they are for.
+    """
+    import pyspark
+
+    if not pyspark.__version__.startswith(DELTA_PYSPARK):
+        return {}
     try:
         directory = fetch(DELTA).directory
     except PeerUnavailable:

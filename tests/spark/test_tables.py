@@ -283,7 +283,7 @@ def test_a_frame_without_the_columns_is_refused(spark: SparkSession, tmp_path: P
 @pytest.fixture
 def delta(spark: SparkSession) -> None:
     if "Delta" not in (spark.conf.get("spark.sql.extensions", "") or ""):
-        pytest.skip("Delta Lake's jars could not be fetched with Maven")
+        pytest.skip("Delta Lake has no jars for this PySpark, or Maven could not fetch them")
 
 
 def test_a_session_without_delta_is_told_so(
