@@ -43,6 +43,7 @@ STORAGE_TIERS = (
     ("commit_log", "key_index", "memory_files", "queue_index", "segment", "state"),
     (
         "checkpoint",
+        "cold_parts",
         "cold_reads",
         "compacted",
         "flush",

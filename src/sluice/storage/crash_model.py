@@ -215,6 +215,12 @@ class Node:
         self.pending.append(Resize(sequence, size, self.image.frozen()))
         self.image.resize(size)
 
+    def warm(self, start: int, stop: int) -> None:
+        """Bring a range into memory."""
+        left = [(first, min(last, start)) for first, last in self.cold]
+        right = [(max(first, stop), last) for first, last in self.cold]
+        self.cold = [(first, last) for first, last in left + right if first < last]
+
     def durable(self) -> Image:
         """Return a copy of what a power cut leaves when it keeps nothing pending."""
         if self.shadow is not None:

@@ -21,7 +21,6 @@ thread, or read a clock.
 
 import errno
 import fcntl
-import mmap
 import os
 import stat
 import sys
@@ -140,6 +139,11 @@ class OpenFile(Protocol):
 
         The next question whether it is `resident` is answered with True, unless the system knows
         better: who asks, warms and asks again gets on, on every file system.
+        """
+
+    def fetch(self, start: int, stop: int) -> None:
+        """The same for a range that is not empty. From then on whoever looks at the file by its
+        view sees to it that what he looks at is in memory.
         """
 
     def data_from(self, start: int) -> int:
@@ -303,7 +307,8 @@ class RealFile:
             # fstat first: mmap would take descriptor -1 for "memory without a file".
             if os.fstat(self._fd).st_size == 0:
                 raise ValueError(f"an empty file has no view: {self._path}")
-            self._view = view = memoryview(_map(self._fd))
+            self._view = view = memoryview(page_cache.mapped(self._fd))
+            self._residency.mapped(view)
         return view
 
     def viewed_from(self) -> int:
@@ -330,6 +335,9 @@ class RealFile:
         if start < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._path)
         self._residency.warm(self._fd, start, stop)
+
+    def fetch(self, start: int, stop: int) -> None:
+        self._residency.fetch(self._fd, self._view, start, stop)
 
     def data_from(self, start: int) -> int:
         size = self.size
@@ -552,14 +560,6 @@ def lock_holder(path: str) -> int | None:
 
 
 # ------------------------------------------------------------------------------ system call helpers
-
-
-def _map(fd: int) -> mmap.mmap:
-    """Map a whole file for reading; pwritev uses the same pages, so writes show at once."""
-    if sys.version_info >= (3, 13):
-        # Without it every mapping keeps a second descriptor open.
-        return mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ, trackfd=False)
-    return mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
 
 
 def _sync_data(fd: int) -> None:

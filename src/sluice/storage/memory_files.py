@@ -163,16 +163,15 @@ class MemoryFile:
     def data_from(self, start: int) -> int:
         return min(start, self.size)
 
+    def fetch(self, start: int, stop: int) -> None:
+        self.warm(start, stop)
+
     def warm(self, start: int, stop: int) -> None:
         node = self._open_node()
         self._disk.warm_calls += 1
-        if start >= stop:
-            return
-        if start < 0:
+        if start < 0 and start < stop:
             raise _error(errno.EINVAL, self._path)
-        left = [(first, min(last, start)) for first, last in node.cold]
-        right = [(max(first, stop), last) for first, last in node.cold]
-        node.cold = [(first, last) for first, last in left + right if first < last]
+        node.warm(start, max(start, stop))
 
     @one_at_a_time
     def sync(self) -> None:

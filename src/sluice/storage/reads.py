@@ -25,6 +25,7 @@ from typing import Final
 from sluice.errors import RecordDamaged
 from sluice.model import PropertyFilter
 from sluice.protocol import records
+from sluice.storage.cold_parts import ColdParts
 from sluice.storage.commit_log import CommitLog
 from sluice.storage.compacted import under_topic
 from sluice.storage.plain_reads import plain_slices
@@ -104,6 +105,7 @@ class Reader:
         self._trusted_from = trusted_from
         self._opened_at = log.written
         self.hot_bytes = hot_bytes
+        self._cold_parts = ColdParts(log)
         self.real_topics: dict[bytes, bytes] = {}  # of what compaction has kept: where it belongs
 
     # ----------------------------------------------------------------------------------- visibility
@@ -400,25 +402,7 @@ class Reader:
 
     def require_memory(self, runs: list[tuple[int, int]]) -> None:
         """Raise `ColdRead` where a part may have to come from the disk."""
-        log = self._log
-        hot_from = self.hot_from
-        segment_bytes = log.segment_bytes
-        if len(runs) > 1 and runs[0][0] < hot_from and log.is_cached(runs[0][0], runs[-1][1]):
-            return
-        cold = []
-        for start, stop in runs:
-            if start < hot_from:
-                at = start % segment_bytes
-                file = log.segments[start - at].file
-                if not file.resident(at, at + stop - start):
-                    cold.append((file, at, at + stop - start))
-        if cold:
-
-            def work() -> None:
-                for file, begin, end in cold:
-                    file.warm(begin, end)
-
-            raise ColdRead(work)
+        self._cold_parts.require(runs, self.hot_from)
 
     def _check_whole(
         self, queue: QueueIndex, view: memoryview, at: int, position: int, size: int, offset: int

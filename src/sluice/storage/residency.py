@@ -20,13 +20,19 @@ _COUNTED_BYTES: Final = 1 << 16  # from here on counting pages is faster than a 
 class Residency:
     """What is known of one file."""
 
-    __slots__ = ("_is_mute", "_stretches", "_warmed")
+    __slots__ = ("_is_fetched", "_is_mute", "_stretches", "_warmed")
 
     def __init__(self) -> None:
         self._stretches = Stretches()
         self._warmed = Warmed()
         # The file system was asked for a read that does not wait, and knows none. It never will.
         self._is_mute = False
+        self._is_fetched = False  # parts of it, before anybody looks at them
+
+    def mapped(self, view: memoryview) -> None:
+        """This is the file's mapping from now on."""
+        if self._is_fetched:
+            page_cache.read_nothing_ahead(view)
 
     def read_now(self, fd: int, size: int, offset: int) -> bytearray | None:
         """So many bytes, if all of them are in memory."""
@@ -64,6 +70,14 @@ class Residency:
         if self._is_mute or page_cache.read_now(fd, bytearray(1), start) is None:
             self._is_mute = True
             self._warmed.note(start, end)
+
+    def fetch(self, fd: int, view: memoryview | None, start: int, stop: int) -> None:
+        """The same for who looks at the mapping, which is `view`, from then on."""
+        if not self._is_fetched:
+            self._is_fetched = True
+            if view is not None:
+                page_cache.read_nothing_ahead(view)
+        self.warm(fd, start, stop)
 
     def forget(self, fd: int, view: memoryview | None, start: int, stop: int) -> None:
         """Let the memory of a range go; `view` as `page_cache.forget` takes it."""
