@@ -149,9 +149,11 @@ class Transaction:
         self.update_ms = now_ms
 
     def fence(self) -> None:
-        """Shut out whoever has the transaction open."""
+        """Shut out whoever has the transaction open; as long as nobody else begins, that producer
+        may roll back once more, and begin again.
+        """
+        self.last_epoch = self.epoch
         self.epoch += 1
-        self.last_epoch = NO_EPOCH
 
     def prepare(
         self, now_ms: int, *, commit: bool, bumps: bool, next_id: int = NO_PRODUCER

@@ -243,6 +243,22 @@ def test_a_producer_raises_its_own_epoch(broker: KafkaBroker) -> None:
     assert twin.init(again=True) == codes.PRODUCER_FENCED
 
 
+def test_a_producer_begins_anew_with_a_transaction_open(
+    broker: KafkaBroker, producer: Producer
+) -> None:
+    """As clients do it after an error that a roll back ends."""
+    producer.send(b"half")
+    twin = Producer(broker, newer=producer.newer)
+    twin.id, twin.epoch = producer.id, producer.epoch
+    for each in (producer, twin):  # the same request once more: the same answer
+        assert each.init(again=True) == 0
+        assert (each.epoch, phase(broker)) == (1, "Empty")
+    producer.sequences = {}
+    assert producer.send(b"whole") == 0
+    assert producer.end(commit=True) == 0
+    assert broker.committed() == [b"whole"]
+
+
 def test_epochs_are_used_up(broker: KafkaBroker) -> None:
     producer = Producer(broker)
     producer.init()
@@ -453,8 +469,32 @@ def test_a_transaction_whose_time_is_over_is_rolled_back(
     assert broker.committed() == []
     assert committed_offset(broker, stable=True) == (0, -1)
     assert producer.write(b"late") == codes.INVALID_PRODUCER_EPOCH
-    assert producer.end(commit=True) == codes.PRODUCER_FENCED
+    refused = codes.INVALID_TXN_STATE if producer.newer else codes.PRODUCER_FENCED
+    assert producer.end(commit=True) == refused
     assert broker.core.kafka_transactions.timed_out_count == 1
+
+
+def test_a_producer_whose_time_is_over_goes_on(broker: KafkaBroker, producer: Producer) -> None:
+    producer.init(timeout_ms=10_000)
+    producer.send(b"slow")
+    epoch = producer.epoch
+    broker.tick(11_000)
+    code = producer.end(commit=False) if producer.newer else producer.init(again=True)
+    assert (code, producer.epoch) == (0, epoch + 1)
+    producer.sequences = {}
+    assert producer.send(b"new") == 0
+    assert producer.end(commit=True) == 0
+    assert broker.committed() == [b"new"]
+
+
+def test_nobody_goes_on_after_another_one_has_begun(broker: KafkaBroker) -> None:
+    late = Producer(broker, newer=True)
+    late.init(timeout_ms=10_000)
+    late.send(b"slow")
+    broker.tick(11_000)
+    assert Producer(broker, newer=True).init() == 0
+    assert late.end(commit=False) == codes.PRODUCER_FENCED
+    assert late.init(again=True) == codes.PRODUCER_FENCED
 
 
 def test_an_open_transaction_survives_a_crash(broker: KafkaBroker, producer: Producer) -> None:
