@@ -191,8 +191,6 @@ class KafkaProduce:
     ) -> None:
         """Store one batch, or say why not."""
         try:
-            if waiting.acks not in _ACKS:
-                raise _Refused(kafka_codes.INVALID_REQUIRED_ACKS)
             if topic is None:
                 raise _Refused(_missing(key))
             self._store(about, topic, part, results, at, waiting)
@@ -215,14 +213,16 @@ class KafkaProduce:
     ) -> None:
         """Store one batch; its result is written down when it is known."""
         core, partition = self._core, part.partition
-        data = part.records
         if not 0 <= partition < topic.partitions:
             raise _Refused(kafka_codes.UNKNOWN_TOPIC_OR_PARTITION)
         if not topic.settings.writable or core.config.permission == "r" or topic.dead_group:
             raise _Refused(kafka_codes.TOPIC_AUTHORIZATION_FAILED)
-        if data is None:
+        if part.records is None:
             raise _Refused(kafka_codes.INVALID_RECORD, "exactly one record batch is expected")
         try:
+            data = kafka_batches.one_sent(part.records)
+            if waiting.acks not in _ACKS:
+                raise _Refused(kafka_codes.INVALID_REQUIRED_ACKS)
             head = self._checked(about, topic, data)
         except BadBatch as bad:
             raise _Refused(bad.code, str(bad), bad.wrong) from bad

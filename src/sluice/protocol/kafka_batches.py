@@ -47,6 +47,8 @@ _PATCHED: Final = Struct(">ii")
 _FRONT: Final = Struct(">qiibI")
 _REST: Final = Struct(">hiqqqhii")  # from the attributes on
 _LENGTH_END: Final = 12
+_LENGTH_MIN: Final = 14  # of the oldest format
+_MAGIC_AT: Final = 16
 _CRC_START: Final = 21
 MAGIC: Final = 2
 
@@ -145,21 +147,41 @@ class Record(NamedTuple):
 
 def read_sent(data: Buffer) -> BatchHead:
     """The head of the one batch that a producer sent; raises `BadBatch` for what is none."""
-    size = len(data)
-    if size < HEAD_BYTES:
-        if size >= _LENGTH_END + 5:
-            length, magic = _I32.unpack_from(data, 8)[0], data[16]
-            if 0 <= length < HEAD_BYTES - _LENGTH_END and magic == MAGIC:
-                raise BadBatch(CORRUPT_MESSAGE, f"a batch of {length} bytes is too short")
-        raise BadBatch(INVALID_RECORD, "exactly one record batch is expected")
-    head = BatchHead._make(HEAD.unpack_from(data))
-    if head.magic != MAGIC:
-        raise BadBatch(INVALID_RECORD, f"record batches of magic {head.magic} are not accepted")
-    if head.length < HEAD_BYTES - _LENGTH_END:
-        raise BadBatch(CORRUPT_MESSAGE, f"a batch of {head.length} bytes is too short")
-    if head.length != size - _LENGTH_END:
+    if len(one_sent(data)) != len(data):
         raise BadBatch(INVALID_RECORD, "exactly one whole record batch is expected")
-    return head
+    return BatchHead._make(HEAD.unpack_from(data))
+
+
+def one_sent(data: Buffer) -> memoryview:
+    """The one batch that a producer sent, without what follows it and cannot be another; raises
+    `BadBatch` where there is none, or more than one.
+    """
+    view = memoryview(data)
+    size = _batch_bytes(view)
+    if not size:
+        raise BadBatch(INVALID_RECORD, "exactly one whole record batch is expected")
+    if view[_MAGIC_AT] != MAGIC:
+        raise BadBatch(INVALID_RECORD, f"record batches of magic {view[_MAGIC_AT]} are not taken")
+    if _batch_bytes(view[size:]):
+        raise BadBatch(INVALID_RECORD, "exactly one record batch is expected")
+    if size < HEAD_BYTES:
+        raise BadBatch(CORRUPT_MESSAGE, f"a batch of {size} bytes is too short")
+    return view[:size]
+
+
+def _batch_bytes(data: memoryview) -> int:
+    """How many bytes the batch has that these begin with; 0: they are no whole one."""
+    if len(data) < _LENGTH_END:
+        return 0
+    (length,) = _I32.unpack_from(data, 8)
+    if length < _LENGTH_MIN:
+        raise BadBatch(CORRUPT_MESSAGE, f"a batch of {length} bytes is too short")
+    if len(data) <= _MAGIC_AT:
+        return 0
+    if data[_MAGIC_AT] > MAGIC:
+        raise BadBatch(CORRUPT_MESSAGE, f"there is no magic {data[_MAGIC_AT]}")
+    size = int(length) + _LENGTH_END
+    return size if size <= len(data) else 0
 
 
 def read_new(data: memoryview) -> BatchHead:

@@ -121,6 +121,33 @@ def test_what_the_broker_refuses_has_its_error_code() -> None:
     assert refusal(changed(21, b"\0\x03")) == kafka_codes.UNKNOWN_SERVER_ERROR, "no LZ4 inside"
 
 
+@pytest.mark.parametrize(
+    ("length", "rest", "code"),
+    [
+        (-11, b"", kafka_codes.CORRUPT_MESSAGE),
+        (1, b"", kafka_codes.INVALID_RECORD),
+        (1 << 30, b"", kafka_codes.INVALID_RECORD),
+        (0, bytes(12), kafka_codes.CORRUPT_MESSAGE),
+        (0, bytes(11) + b"\x0e", 0),
+        (0, bytes(11) + b"\x0e" + bytes(14), kafka_codes.INVALID_RECORD),
+        (0, bytes(11) + b"\x0e" + bytes(4) + b"\x03", kafka_codes.CORRUPT_MESSAGE),
+        (0, bytes(5), 0),
+    ],
+)
+def test_a_length_that_is_not_that_of_the_batch(length: int, rest: bytes, code: int) -> None:
+    """Its checksum was computed over what is there; what follows and is no batch is left away."""
+    good = packed(0)
+    sent = good[:8] + (len(good) - 12 + length).to_bytes(4, "big", signed=True) + good[12:] + rest
+    found = head_of(lambda data: read_long(bytes(kafka_batches.one_sent(data))), sent)
+    assert found == (code or read_long(good))
+
+
+@pytest.mark.parametrize("magic", [3, 127, 128, 255])
+def test_a_format_that_does_not_exist_is_corrupt(magic: int) -> None:
+    good = packed(0)
+    assert refusal(good[:16] + bytes((magic,)) + good[17:]) == kafka_codes.CORRUPT_MESSAGE
+
+
 def test_a_count_that_is_not_that_of_the_records_is_refused() -> None:
     for count in (2, 4):
         lie = changed(57, count.to_bytes(4, "big"))
