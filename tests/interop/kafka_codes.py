@@ -148,6 +148,8 @@ class Codes:
         bad = {"protocol_type": "consumer", "protocol_name": "other"}
         body = self._ask(codes.SYNC_GROUP, 5, **names, generation_id=1, **bad)
         self._note("sync of another protocol", body.error_code)
+        body = self._ask(codes.SYNC_GROUP, 5, **names, generation_id=1)
+        self._note("sync of no protocol", body.error_code)
         body = self._ask(codes.SYNC_GROUP, 4, **names, generation_id=2)
         self._note("sync of another generation", body.error_code)
         plan = [{"member_id": member, "assignment": b"all"}]
@@ -358,6 +360,7 @@ CODES: dict[str, Any] = {
     "commit before sync": 27,
     "heartbeat before sync": 0,
     "sync of another protocol": 23,
+    "sync of no protocol": 23,
     "sync of another generation": 22,
     "sync": [0, b"all"],
     "heartbeat": 0,

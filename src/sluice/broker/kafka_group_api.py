@@ -23,6 +23,7 @@ _GROUP_KEY: Final = 0
 _TRANSACTION_KEY: Final = 1
 _KNOWN_ID_FROM: Final = 4  # versions of JoinGroup
 _SKIP_FROM: Final = 9
+_NAMED_FROM: Final = 5  # version of SyncGroup
 _NULL_PROTOCOL_FROM: Final = 7
 _MEMBERS_FROM: Final = 3  # version of LeaveGroup
 _MISSING_FROM: Final = 6  # version of DescribeGroups
@@ -129,6 +130,9 @@ class GroupRequests:
                 }
             )
 
+        if request.version >= _NAMED_FROM and None in (asked.protocol_type, asked.protocol):
+            told(Synced(codes.INCONSISTENT_GROUP_PROTOCOL))
+            return
         self._core.kafka_groups.sync(body.group_id, asked, told)
 
     def heartbeat(self, request: Request, answer: Answer) -> None:
@@ -236,7 +240,7 @@ class GroupRequests:
 
 
 def _members(group: Group) -> list[dict[str, Any]]:
-    """The members; what they said and got only while that holds."""
+    """The members; what they said only while that holds, and what they got last."""
     is_stable = group.state == State.STABLE
     return [
         {
@@ -247,7 +251,7 @@ def _members(group: Group) -> list[dict[str, Any]]:
             "member_metadata": (
                 member.protocols.get(group.protocol or "", b"") if is_stable else b""
             ),
-            "member_assignment": member.assignment if is_stable else b"",
+            "member_assignment": member.assignment,
         }
         for member in group.members.values()
     ]

@@ -10,7 +10,7 @@ import pytest
 
 from sluice.protocol import kafka_codes as codes
 from tests.unit.broker.kafka_kit import TOPIC, KafkaBroker
-from tests.unit.broker.test_kafka_group_api import GROUP, commit, delete_offsets
+from tests.unit.broker.test_kafka_group_api import GROUP, commit, delete_offsets, join, member
 from tests.unit.broker.test_kafka_transactions import Producer
 
 
@@ -57,6 +57,25 @@ def test_members_that_nobody_understands_may_read_anything(broker: KafkaBroker) 
     asked = broker.begin(codes.JOIN_GROUP, 3, member_id="", **values)
     assert asked.body.error_code == 0
     assert delete_offsets(broker) == (0, [codes.GROUP_SUBSCRIBED_TO_TOPIC])
+
+
+@pytest.mark.parametrize("missing", ["protocol_type", "protocol_name"])
+def test_a_newer_member_names_its_protocol(broker: KafkaBroker, missing: str) -> None:
+    joined = join(broker, 3)
+    names = {"protocol_type": "consumer", "protocol_name": "range"}
+    del names[missing]
+    synced = broker.ask(
+        codes.SYNC_GROUP, 5, group_id=GROUP, member_id=joined.member_id, generation_id=1, **names
+    )
+    assert synced.error_code == codes.INCONSISTENT_GROUP_PROTOCOL
+
+
+def test_what_members_have_is_told_while_they_join(broker: KafkaBroker) -> None:
+    first = member(broker)
+    join(broker, 5, first.member_id)  # the leader, so all join again
+    (found,) = broker.ask(codes.DESCRIBE_GROUPS, 5, groups=[GROUP]).groups
+    assert found.group_state == "CompletingRebalance"
+    assert [each.member_assignment for each in found.members] == [b"all"]
 
 
 def test_a_group_without_a_name_has_no_offsets_to_delete(broker: KafkaBroker) -> None:
