@@ -7,6 +7,7 @@ replication factor is 1, or left to the broker.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
@@ -37,6 +38,7 @@ _REASONS: Final = {
     kafka_codes.INVALID_REQUEST: "the topic is named twice, by name and id, or not at all",
 }
 _DEFAULT: Final = -1
+CLUSTER_METADATA: Final = "__cluster_metadata"  # where Kafka keeps its own state
 
 
 class KafkaAdminTopics:
@@ -53,8 +55,8 @@ class KafkaAdminTopics:
     # --------------------------------------------------------------------------------------- making
 
     def create(self, request: Request, answer: Answer) -> None:
-        asked = request.body.topics
-        times = Counter(each.name for each in asked)
+        times = Counter(each.name for each in request.body.topics)
+        asked = _each_once(request.body.topics)
         collisions: dict[str, str] = {}
         if any(has_collisions(name) for name in times):
             collisions = self._core.kafka_topics.unified()
@@ -83,6 +85,8 @@ class KafkaAdminTopics:
         name, count, copies = asked.name, asked.num_partitions, asked.replication_factor
         if not is_name(name):
             return kafka_codes.INVALID_TOPIC_EXCEPTION, ""
+        if name == CLUSTER_METADATA:
+            return kafka_codes.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited."
         if self._core.kafka_topics.is_taken(name):
             return kafka_codes.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists."
         other = collisions.get(unify(name))
@@ -158,15 +162,20 @@ class KafkaAdminTopics:
             asked = [(each.name, each.topic_id) for each in body.topics]
         else:
             asked = [(name, None) for name in body.topic_names]
+        times = Counter(asked)
+        named = [topics.find(name) for name, _ in asked if name is not None]
+        twice = {topic.id for topic in named if topic is not None and (None, topic.id) in times}
+        asked = [each for each in times if each[0] is not None or each[1] not in twice]
         results: list[dict[str, Any]] = [{} for _ in asked]
         gathering = _Gathering(len(asked), lambda: answer({"responses": results}))
-        times = Counter(asked)
         for at, (name, topic_id) in enumerate(asked):
             topic: KafkaTopic | None = None
             if (name is None) == (topic_id is None) or times[name, topic_id] > 1:
                 code = kafka_codes.INVALID_REQUEST
             elif name is not None:
                 topic, code = topics.find(name), kafka_codes.UNKNOWN_TOPIC_OR_PARTITION
+                if topic is not None and topic.id in twice:
+                    topic_id, topic, code = topic.id, None, kafka_codes.INVALID_REQUEST
             else:
                 topic, code = topics.by_id(topic_id), kafka_codes.UNKNOWN_TOPIC_ID
             if topic is not None and topic.dead_group:
@@ -201,8 +210,8 @@ class KafkaAdminTopics:
 
     def grow(self, request: Request, answer: Answer) -> None:
         """More partitions; there are never fewer."""
-        asked = request.body.topics
-        times = Counter(each.name for each in asked)
+        times = Counter(each.name for each in request.body.topics)
+        asked = _each_once(request.body.topics)
         results: list[dict[str, Any]] = [{} for _ in asked]
         gathering = _Gathering(len(asked), lambda: answer({"results": results}))
         for at, each in enumerate(asked):
@@ -262,6 +271,14 @@ class _Gathering:
             self._answer()
 
 
+def _each_once(asked: Sequence[Any]) -> list[Any]:
+    """Topics of a request; of those that have one name the first."""
+    first: dict[str, Any] = {}
+    for each in asked:
+        first.setdefault(each.name, each)
+    return list(first.values())
+
+
 def _refused(name: str | None, code: int, reason: str) -> dict[str, Any]:
     text = (reason or _REASONS.get(code)) if code else None
-    return {"name": name, "error_code": code, "error_message": text}
+    return {"name": name, "error_code": code, "error_message": text, "configs": ()}

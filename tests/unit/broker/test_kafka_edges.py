@@ -117,6 +117,28 @@ def test_who_only_checks_is_told_what_would_be_made() -> None:
     door(test)
 
 
+def test_a_topic_that_is_named_twice_is_told_of_once() -> None:
+    async def test(rig: KafkaRig, client: KafkaClient) -> None:
+        invalid = kafka_codes.INVALID_REQUEST
+        refused = await create(client, "a", "b", "a", "a")
+        assert [(each.name, each.error_code) for each in refused] == [("a", invalid), ("b", 0)]
+        assert refused[0].configs == ()
+        wanted = [{"name": "b", "count": 3, "assignments": None}] * 2
+        asked = {"topics": wanted, "timeout": 9, "validate_only": False}
+        (row,) = (await client.ask(CREATE_PARTITIONS, 3, asked)).results
+        assert row.error_code == invalid
+
+    door(test)
+
+
+def test_nobody_makes_the_topic_of_a_cluster() -> None:
+    async def test(rig: KafkaRig, client: KafkaClient) -> None:
+        (refused,) = await create(client, "__cluster_metadata")
+        assert refused.error_code == kafka_codes.INVALID_REQUEST
+
+    door(test)
+
+
 def test_names_that_differ_in_dots_and_underscores_alone_collide() -> None:
     async def test(rig: KafkaRig, client: KafkaClient) -> None:
         invalid = kafka_codes.INVALID_TOPIC_EXCEPTION
@@ -136,24 +158,35 @@ def test_names_that_differ_in_dots_and_underscores_alone_collide() -> None:
 def test_what_can_be_deleted() -> None:
     async def test(rig: KafkaRig, client: KafkaClient) -> None:
         await client.create("t")
-        rig.broker.core.topics.create_inner(f"{DEAD_PREFIX}losers", 1)
+        for group in ("losers", "others"):
+            rig.broker.core.topics.create_inner(f"{DEAD_PREFIX}{group}", 1)
         dead = "rmq.dlq.losers"
+        by_id = {"name": None, "topic_id": await topic_id(client, "t")}
         asked = [
             {"name": None, "topic_id": None},
-            {"name": "t", "topic_id": await topic_id(client, "t")},
             {"name": "twice"},
             {"name": "twice"},
-            {"name": None, "topic_id": await topic_id(client, dead)},
+            {"name": "t"},
+            by_id,
+        ]
+        invalid = kafka_codes.INVALID_REQUEST
+        gone = (await client.ask(DELETE, 6, {"topics": asked, "timeout": 9})).responses
+        codes = [(each.name, each.topic_id, each.error_code) for each in gone]
+        assert codes == [
+            (None, None, invalid),
+            ("twice", None, invalid),
+            ("t", by_id["topic_id"], invalid),
+        ]
+        asked = [
+            {**by_id, "name": "t"},
             {"name": dead},
+            {"name": None, "topic_id": await topic_id(client, "rmq.dlq.others")},
         ]
         gone = (await client.ask(DELETE, 6, {"topics": asked, "timeout": 9})).responses
-        codes = [each.error_code for each in gone]
-        assert (
-            codes
-            == [kafka_codes.INVALID_REQUEST] * 4 + [kafka_codes.TOPIC_AUTHORIZATION_FAILED] * 2
-        )
+        denied = kafka_codes.TOPIC_AUTHORIZATION_FAILED
+        assert [each.error_code for each in gone] == [invalid, denied, denied]
         names = {each.name for each in (await client.ask(METADATA, 12, {"topics": None})).topics}
-        assert names == {"t", dead}
+        assert names == {"t", dead, "rmq.dlq.others"}
 
     door(test)
 
