@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -92,6 +92,9 @@ _KNOWN: Final = {
     "unclean.leader.election.enable": _Known(_BOOLEAN, "false", words=("true", "false")),
 }
 
+# The first may not be more than the second.
+_LAGS: Final = ("min.compaction.lag.ms", "max.compaction.lag.ms")
+
 # What Kafka's brokers call the defaults of their topics, where it is not the same; "": nothing.
 _OF_BROKER: Final = {
     "cleanup.policy": "log.cleanup.policy",
@@ -151,6 +154,23 @@ def check_config(name: str, value: str | None) -> str:
     if known.low <= number <= known.high:
         return ""
     return f"{name}={value[:100]} is outside of {known.low} to {known.high}"
+
+
+def check_configs(configs: Mapping[str, str | None]) -> str:
+    """What is wrong with configurations of a topic, each and together; empty where nothing is."""
+    for name, value in configs.items():
+        wrong = check_config(name, value)
+        if wrong:
+            return wrong
+    return _check_together(configs)
+
+
+def _check_together(configs: Mapping[str, str | None]) -> str:
+    """What is wrong with configurations that were looked at one by one, or are there already."""
+    lags = [configs.get(name) or _KNOWN[name].default for name in _LAGS]
+    if any(map(check_config, _LAGS, lags)) or int(lags[0]) <= int(lags[1]):
+        return ""
+    return f"{_LAGS[0]}={lags[0]} is more than {_LAGS[1]}={lags[1]}"
 
 
 def shown_configs(
@@ -270,11 +290,8 @@ class KafkaConfigs:
         """All configurations of a topic at once: what is not named has its default again."""
 
         def wanted(topic: KafkaTopic, asked: Any) -> dict[str, str] | str:
-            for each in asked.configs:
-                wrong = check_config(each.name, each.value)
-                if wrong:
-                    return wrong
-            return {each.name: each.value for each in asked.configs}
+            configs = {each.name: each.value for each in asked.configs}
+            return check_configs(configs) or configs
 
         self._alter(request, answer, wanted, is_whole=True)
 
@@ -440,4 +457,4 @@ def _changed(topic: KafkaTopic, asked: Any) -> dict[str, str] | str:
         if wrong:
             return wrong
         configs[name] = value
-    return configs
+    return _check_together(configs) or configs

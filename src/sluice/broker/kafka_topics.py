@@ -14,7 +14,7 @@ from uuid import UUID
 
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_api import Answer, KafkaApi, Request, code_of
-from sluice.broker.kafka_configs import check_config, shown_configs
+from sluice.broker.kafka_configs import check_configs, shown_configs
 from sluice.broker.kafka_partitions import (
     KafkaTopic,
     has_collisions,
@@ -93,10 +93,9 @@ class KafkaAdminTopics:
         if other is not None:
             reason = f"Topic '{name}' differs from '{other}' in dots and underscores alone."
             return kafka_codes.INVALID_TOPIC_EXCEPTION, reason
-        for config in asked.configs:
-            wrong = check_config(config.name, config.value)
-            if wrong:
-                return kafka_codes.INVALID_CONFIG, wrong
+        wrong = check_configs({each.name: each.value for each in asked.configs})
+        if wrong:
+            return kafka_codes.INVALID_CONFIG, wrong
         if asked.assignments:
             return self._why_not_there(asked, node_id), ""
         if count != _DEFAULT and not 0 < count <= QUEUES_MAX:
@@ -141,7 +140,7 @@ class KafkaAdminTopics:
         count = len(asked.assignments) or asked.num_partitions
         if count == _DEFAULT:
             count = self._core.config.default_queue_count
-        return count, {each.name: each.value for each in asked.configs if each.value is not None}
+        return count, {each.name: each.value for each in asked.configs}
 
     def _made(self, topic: KafkaTopic) -> dict[str, Any]:
         return {

@@ -11,7 +11,7 @@ from sluice.broker.topic_retention import Limits, limits_of
 from sluice.protocol import kafka_codes
 from tests.unit.broker.kafka_door_kit import KafkaClient, kafka_rig
 
-METADATA, CREATE, DESCRIBE_CONFIGS, ALTER_SOME = 3, 19, 32, 44
+METADATA, CREATE, DESCRIBE_CONFIGS, ALTER, ALTER_SOME = 3, 19, 32, 33, 44
 TOPIC, BROKER = 2, 4
 SET, DELETE, ADD, TAKE = range(4)
 SET_HERE, SET_FOR_ALL, DEFAULT = 1, 3, 5
@@ -169,5 +169,37 @@ def test_what_is_added_to_a_list_comes_last_and_once() -> None:
             assert limits_of(topic.settings) == Limits()
             assert await change("nobody.knows.it", None, DELETE) == 0, "it is not set afterwards"
             assert await change("nobody.knows.it", "1", SET) == kafka_codes.INVALID_CONFIG
+
+    asyncio.run(run())
+
+
+def test_records_are_compacted_after_no_more_than_the_longest_time() -> None:
+    low, high = "min.compaction.lag.ms", "max.compaction.lag.ms"
+    invalid = kafka_codes.INVALID_CONFIG
+
+    async def run() -> None:
+        async with kafka_rig() as rig:
+            client = await rig.connect()
+            lags = [{"name": low, "value": "10"}, {"name": high, "value": "5"}]
+            wanted = {"num_partitions": 1, "replication_factor": 1, "configs": lags}
+            asked = {"topics": [{"name": "t", **wanted}], "timeout": 9}
+            (made,) = (await client.ask(CREATE, 7, asked)).topics
+            assert made.error_code == invalid
+            await client.create("t")
+
+            async def change(key: int, **configs: str) -> int:
+                rows = [
+                    {"name": f"{name}.compaction.lag.ms", "value": value, "config_operation": SET}
+                    for name, value in configs.items()
+                ]
+                resource = {"resource_type": TOPIC, "resource_name": "t", "configs": rows}
+                (told,) = (await client.ask(key, 1, {"resources": [resource]})).responses
+                return int(told.error_code)
+
+            for key in (ALTER, ALTER_SOME):
+                assert await change(key, min="10", max="5") == invalid
+            assert await change(ALTER_SOME, max="10") == 0
+            assert await change(ALTER_SOME, min="11") == invalid
+            assert await change(ALTER_SOME, min="10") == 0
 
     asyncio.run(run())
