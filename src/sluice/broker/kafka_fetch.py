@@ -246,7 +246,7 @@ class KafkaFetch:
         aborted: list[tuple[int, int]] | None = None
         if topic.batches:
             offsets = core.producers.stable_offsets(stored, partition)
-            stable = offsets.stable(high)
+            stable = max(low, offsets.stable(high))
         else:
             offsets = None
         all_room = fetch.bytes_max - fetch.total_bytes

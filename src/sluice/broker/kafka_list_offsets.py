@@ -8,6 +8,7 @@ search begins with what was stored at that time or later.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -28,8 +29,8 @@ LATEST: Final = -1
 EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
-LATEST_TIERED: Final = -5
-EARLIEST_PENDING: Final = -6  # of what is to be moved to another tier, which there is none of
+LATEST_TIERED: Final = -5  # of what was moved to another tier, which there is none of
+EARLIEST_PENDING: Final = -6  # of what is to be moved there
 _ENTRIES_MAX: Final = 1000
 # Times that mean something else, and the version of the request that first knew them.
 _KNOWN_FROM: Final = {
@@ -53,6 +54,16 @@ def _time(at: At) -> int:
     return at.time_ms
 
 
+def _nothing(part: Any, code: int) -> dict[str, Any]:
+    return {
+        "partition_index": part.partition_index,
+        "error_code": code,
+        "timestamp": -1,
+        "offset": -1,
+        "leader_epoch": NO_EPOCH,
+    }
+
+
 class KafkaListOffsets:
     """Offsets of one broker's partitions."""
 
@@ -66,12 +77,22 @@ class KafkaListOffsets:
     def list_offsets(self, request: Request, answer: Answer) -> None:
         body = request.body
         isolation = getattr(body, "isolation_level", 0)
-        wanted = [(topic.name, part) for topic in body.topics for part in topic.partitions]
+        topics = [
+            (topic.name, {part.partition_index: part for part in topic.partitions})
+            for topic in body.topics
+        ]
+        times = Counter(
+            (topic.name, part.partition_index) for topic in body.topics for part in topic.partitions
+        )
+        wanted = [(name, part) for name, parts in topics for part in parts.values()]
         found: list[dict[str, Any]] = []
 
         def ask() -> bool:
             for name, part in wanted[len(found) :]:
-                found.append(self._one(name, part, isolation, request.version))
+                if times[name, part.partition_index] > 1:
+                    found.append(_nothing(part, kafka_codes.INVALID_REQUEST))
+                else:
+                    found.append(self._one(name, part, isolation, request.version))
             return True
 
         def done(result: bool | None, error: BaseException | None) -> None:
@@ -82,8 +103,8 @@ class KafkaListOffsets:
             answer(
                 {
                     "topics": [
-                        {"name": topic.name, "partitions": [next(rest) for _ in topic.partitions]}
-                        for topic in body.topics
+                        {"name": name, "partitions": [next(rest) for _ in parts]}
+                        for name, parts in topics
                     ]
                 }
             )
@@ -91,12 +112,7 @@ class KafkaListOffsets:
         self._core.store.call(ask, done)
 
     def _one(self, name: str, part: Any, isolation: int, version: int) -> dict[str, Any]:
-        result: dict[str, Any] = {
-            "partition_index": part.partition_index,
-            "timestamp": -1,
-            "offset": -1,
-            "leader_epoch": NO_EPOCH,
-        }
+        result = _nothing(part, 0)
         when = int(part.timestamp)
         if when < 0 and version < _KNOWN_FROM.get(when, version + 1):
             result["error_code"] = kafka_codes.UNSUPPORTED_VERSION
@@ -121,13 +137,14 @@ class KafkaListOffsets:
 
     def _find(self, topic: KafkaTopic, partition: int, when: int, isolation: int) -> At:
         store, stored = self._core.store, topic.stored
-        if when in (EARLIEST, EARLIEST_LOCAL, EARLIEST_PENDING):
+        if when in (EARLIEST, EARLIEST_LOCAL):
             return At(store.min_offset(stored, partition))
-        if when == LATEST_TIERED:
+        if when in (LATEST_TIERED, EARLIEST_PENDING):
             return At()
         high = store.max_offset(stored, partition)
         if isolation == COMMITTED and topic.batches:
-            high = self._core.producers.stable_offsets(stored, partition).stable(high)
+            stable = self._core.producers.stable_offsets(stored, partition).stable(high)
+            high = max(stable, store.min_offset(stored, partition))
         if when == LATEST:
             return At(high)
         if when == MAX_TIMESTAMP:
@@ -172,6 +189,7 @@ class KafkaListOffsets:
         ahead_ms = self._core.config.kafka_timestamp_ahead_ms_max
         if topic.after_ms_max is not None:
             ahead_ms = max(ahead_ms, topic.after_ms_max)  # the topic may have had none before
+        low = self._core.store.min_offset(topic.stored, partition)
         for part in self._parts(topic, partition):
             later = part._replace(first=self._stored_from(part, when - ahead_ms))
             for _, units in columns(self._core.store, later):
@@ -179,7 +197,7 @@ class KafkaListOffsets:
                     if int(units["offset"][index]) >= high:
                         return At()
                     position = int(units["position"][index])
-                    at = self._in_entry(position, when, high, by_store=by_store)
+                    at = self._in_entry(position, when, low, high, by_store=by_store)
                     if at.offset >= 0:
                         return at
         return At()
@@ -189,6 +207,7 @@ class KafkaListOffsets:
         if not topic.batches:
             return self._newest_message(topic, partition, high)
         best, looked = At(), 0
+        low = self._core.store.min_offset(topic.stored, partition)
         for part in self._parts(topic, partition):
             for _, units in columns(self._core.store, part):
                 times = np.where(units["offset"] < high, times_ms(units), -1)
@@ -197,15 +216,16 @@ class KafkaListOffsets:
                 while int(times.max()) > best.time_ms and looked < _ENTRIES_MAX:
                     index, looked = int(times.argmax()), looked + 1
                     times[index] = -1
-                    at = self._in_entry(int(units["position"][index]), None, high)
+                    at = self._in_entry(int(units["position"][index]), None, low, high)
                     best = max(best, at, key=_time)
         return best
 
     def _in_entry(
-        self, position: int, when: int | None, high: int, *, by_store: bool = False
+        self, position: int, when: int | None, low: int, high: int, *, by_store: bool = False
     ) -> At:
         """The first record of an entry that is not older than a time, or than the others of the
-        entry; `by_store`: single messages count by when they were stored.
+        entry; `by_store`: single messages count by when they were stored. The first entry may
+        begin before its partition does.
         """
         view = self._core.store.entry_at(position)
         if view is None:
@@ -220,20 +240,21 @@ class KafkaListOffsets:
             return At()
         if head.is_control or head.attributes & kafka_batches.APPEND_TIME:
             # The end of a transaction is an entry as any other: its readers step over it.
-            return At(entry.queue_offset, head.max_ms)
+            return At(max(entry.queue_offset, low), head.max_ms)
         try:
             found = kafka_batches.read_records(
                 head, entry.body, self._core.config.kafka_unpacked_bytes_max
             )
         except BadBatch:
             return At(entry.queue_offset, head.max_ms)
-        least_ms = head.max_ms if when is None else when
-        for record in found:
-            time_ms = head.base_ms + record.time_delta
-            offset = entry.queue_offset + record.offset_delta
-            if time_ms >= least_ms and offset < high:
-                return At(offset, time_ms)
-        return At()
+        shown = (
+            At(offset, head.base_ms + record.time_delta)
+            for record in found
+            if low <= (offset := entry.queue_offset + record.offset_delta) < high
+        )
+        if when is None:
+            return max(shown, key=_time, default=At())
+        return next((at for at in shown if at.time_ms >= when), At())
 
     def _in_messages(self, topic: KafkaTopic, partition: int, when: int, high: int) -> At:
         store = self._core.store
