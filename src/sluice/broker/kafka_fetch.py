@@ -277,13 +277,19 @@ class KafkaFetch:
         def look(timed_out: bool) -> None:
             self._release(fetch)
             fetch.is_last = timed_out
+            find = self._core.kafka_topics.find
+            if any(find(topic.name) is not topic for topic in topics.values()):
+                # It has changed, or is gone: that it is empty now does not matter any more.
+                fetch.wanted = self._wanted([wanted.asked for wanted in fetch.wanted])
             self._look(fetch)
 
-        queues = {
-            (wanted.topic.stored, wanted.asked.place[1]): None
-            for wanted in fetch.wanted
-            if wanted.topic is not None
-        }
+        queues: dict[tuple[str, int], None] = {}
+        topics: dict[str, KafkaTopic] = {}
+        for wanted in fetch.wanted:
+            topic = wanted.topic
+            if topic is not None:
+                queues[topic.stored, wanted.asked.place[1]] = None
+                topics[topic.stored] = topic
         waiter = Waiter(queues, fetch.until_ms, look)
         fetch.waiter = waiter
         fetch.results = []  # nothing of the log is held while it waits

@@ -1,17 +1,24 @@
-"""This module tests what Kafka's consumers are told of partitions that begin later than before."""
+"""This module tests what Kafka's consumers are told of partitions that begin later than before, or
+are gone.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from sluice.protocol import kafka_batches, kafka_codes
 from sluice.protocol.kafka_batches import Record
-from tests.unit.broker.kafka_door_kit import KafkaClient, KafkaRig, batch, produced
+from tests.unit.broker.kafka_door_kit import KafkaClient, KafkaRig, batch, fetched, produced
 from tests.unit.broker.test_kafka_edges import (
+    DELETE,
     DELETE_RECORDS,
+    FETCH,
     INIT_PRODUCER,
     LIST_OFFSETS,
     PRODUCE,
+    WAIT_MS,
     door,
 )
 
@@ -70,6 +77,26 @@ def test_what_is_stable_does_not_end_before_the_beginning() -> None:
         assert await offsets(client, -1, isolation=COMMITTED) == [(0, 2)]
         found = await client.fetch("t", 2, isolation=COMMITTED)
         assert (found.error_code, found.log_start_offset, found.last_stable_offset) == (0, 2, 2)
+
+    door(test)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_who_waits_at_a_topic_that_is_deleted_hears_that_it_is_gone(offset: int) -> None:
+    """An offset out of range would have it begin anew, or end."""
+
+    async def test(rig: KafkaRig, client: KafkaClient) -> None:
+        await client.create("t")
+        if offset:
+            await client.produce("t", batch(b"a"))
+        wanted = fetched({"t": {0: offset}}, wait_ms=WAIT_MS)
+        client.send(FETCH, 12, wanted)
+        other = await rig.connect()
+        gone = await other.ask(DELETE, 5, {"topic_names": ["t"], "timeout": 9})
+        assert gone.responses[0].error_code == 0
+        _, answer = await client.receive(FETCH, 12)
+        (part,) = answer.responses[0].partitions
+        assert part.error_code == kafka_codes.UNKNOWN_TOPIC_OR_PARTITION
 
     door(test)
 
