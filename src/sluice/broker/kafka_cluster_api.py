@@ -18,6 +18,7 @@ from sluice.broker.producer_states import LEADER_EPOCH
 from sluice.protocol import kafka_codes as codes
 
 _QUORUM: Final = ("__cluster_metadata", 0)  # the partition in which Kafka keeps its own state
+_ELECTIONS: Final = (0, 1)  # of the preferred replica, and of one that may have less
 _PAGE_MAX: Final = 2000  # partitions that are described at once
 _SOME_RESOURCES: Final = {8, 16, 32}  # loggers, metrics of clients, groups: none has configurations
 _NO_PERMISSIONS: Final = {
@@ -59,22 +60,27 @@ class KafkaCluster:
 
     def elect_leaders(self, request: Request, answer: Answer) -> None:
         """Each partition has its leader; who names none is told of those that have a new one."""
+        is_known = getattr(request.body, "election_type", _ELECTIONS[0]) in _ELECTIONS
         answer(
             {
+                "error_code": 0 if is_known else codes.INVALID_REQUEST,
                 "replica_election_results": [
                     {
                         "topic": each.topic,
                         "partition_result": [
-                            self._elected(each.topic, partition) for partition in each.partitions
+                            self._elected(each.topic, partition, is_known=is_known)
+                            for partition in each.partitions
                         ],
                     }
                     for each in request.body.topic_partitions or ()
-                ]
+                ],
             }
         )
 
-    def _elected(self, name: str, partition: int) -> dict[str, Any]:
-        if not self._is_there(name, partition):
+    def _elected(self, name: str, partition: int, *, is_known: bool) -> dict[str, Any]:
+        if not is_known:
+            code, reason = codes.INVALID_REQUEST, "there is no such election"
+        elif not self._is_there(name, partition):
             code, reason = codes.UNKNOWN_TOPIC_OR_PARTITION, "there is no such partition"
         else:
             code, reason = codes.ELECTION_NOT_NEEDED, "its leader is the one broker there is"

@@ -13,7 +13,7 @@ from typing import Any, Final
 from sluice.broker.core import BrokerCore
 from sluice.broker.kafka_api import Answer, KafkaApi, Request
 from sluice.broker.kafka_offset_api import Commits, code_of
-from sluice.broker.kafka_partitions import KafkaTopics
+from sluice.broker.kafka_partitions import KafkaTopics, is_name
 from sluice.broker.kafka_transaction_state import Partition, Phase, Transaction
 from sluice.protocol import kafka_codes as codes
 
@@ -187,7 +187,8 @@ class TransactionRequests:
     def _producers(self, name: str, partition: int) -> dict[str, Any]:
         place = self._place(name, partition)
         if place is None:
-            code = codes.UNKNOWN_TOPIC_OR_PARTITION
+            is_free = is_name(name)
+            code = codes.UNKNOWN_TOPIC_OR_PARTITION if is_free else codes.INVALID_TOPIC_EXCEPTION
             return {"partition_index": partition, "error_code": code}
         states = self._core.producers.partition(*place)
         ended = self._core.kafka_transactions.producer_ids()

@@ -54,6 +54,19 @@ def test_every_partition_has_its_leader(version: int) -> None:
     door(test)
 
 
+def test_an_election_that_does_not_exist() -> None:
+    async def test(rig: KafkaRig, client: KafkaClient) -> None:
+        await client.create("t", 2)
+        named = [{"topic": "t", "partitions": [0, 9]}]
+        asked = {"election_type": 2, "topic_partitions": named, "timeout": 1000}
+        answer = await client.ask(codes.ELECT_LEADERS, 2, asked)
+        (topic,) = answer.replica_election_results
+        found = [answer.error_code, *(part.error_code for part in topic.partition_result)]
+        assert found == [codes.INVALID_REQUEST] * 3
+
+    door(test)
+
+
 def test_no_replica_is_on_its_way() -> None:
     async def test(rig: KafkaRig, client: KafkaClient) -> None:
         for topics in (None, [{"name": "t", "partition_indexes": [0]}]):

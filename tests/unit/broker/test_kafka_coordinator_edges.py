@@ -166,3 +166,13 @@ def test_states_that_kafka_knows_are_known(broker: KafkaBroker) -> None:
     states = ["PrepareEpochFence", "Dead", "Odd"]
     body = broker.ask(codes.LIST_TRANSACTIONS, 2, state_filters=states)
     assert body.unknown_state_filters == ("Odd",)
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("unknown", codes.UNKNOWN_TOPIC_OR_PARTITION), ("a/b", codes.INVALID_TOPIC_EXCEPTION)],
+)
+def test_producers_of_topics_that_are_not_there(broker: KafkaBroker, name: str, code: int) -> None:
+    topics = [{"name": name, "partition_indexes": [0]}]
+    (part,) = broker.ask(codes.DESCRIBE_PRODUCERS, 0, topics=topics).topics[0].partitions
+    assert part.error_code == code
