@@ -24,6 +24,7 @@ ALL_CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12)
 _BROKERS: Final = 1
 _CONTROLLERS: Final = 2
 _CACHED_MAX: Final = 64
+_IDS_FROM: Final = 12  # version of Metadata that asks by ids; two older ones only know the word
 _FENCED_FROM: Final = 4  # older clients know no word for a producer that another one replaced
 
 
@@ -52,12 +53,13 @@ class KafkaMetadata:
             return
         may_create = getattr(body, "allow_auto_topic_creation", True) and core.config.creates_topics
         topics = []
-        for each in asked:
-            topic_id = getattr(each, "topic_id", None)
-            if each.name is None:
+        for name, topic_id in dict.fromkeys(
+            (each.name, getattr(each, "topic_id", None)) for each in asked
+        ):
+            if name is None or topic_id is not None:
                 topics.append(self._by_id(topic_id or UUID(int=0), request))
             else:
-                topics.append(self._by_name(each.name, request, may_create=may_create))
+                topics.append(self._by_name(name, request, may_create=may_create))
         answer(self._around(request, topics))
 
     def _answer_all(self, request: Request, answer: Answer) -> None:
@@ -92,12 +94,12 @@ class KafkaMetadata:
         }
 
     def _by_id(self, topic_id: UUID, request: Request) -> dict[str, Any]:
+        if request.version < _IDS_FROM:
+            return {"error_code": kafka_codes.INVALID_REQUEST, "name": "", "topic_id": topic_id}
         topic = self._core.kafka_topics.by_id(topic_id)
         if topic is not None:
             return self._shown(topic, request)
-        # Before version 12 a name is not optional.
-        name = None if request.version >= 12 else ""
-        return {"error_code": kafka_codes.UNKNOWN_TOPIC_ID, "name": name, "topic_id": topic_id}
+        return {"error_code": kafka_codes.UNKNOWN_TOPIC_ID, "name": None, "topic_id": topic_id}
 
     def _by_name(self, name: str, request: Request, *, may_create: bool) -> dict[str, Any]:
         topics = self._core.kafka_topics

@@ -5,6 +5,7 @@ says where it is alone.
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -209,3 +210,23 @@ def test_topics_are_described_a_page_at_a_time() -> None:
             assert refused.error_code == codes.INVALID_REQUEST
 
     door(test)
+
+
+def test_topics_that_are_asked_for_twice() -> None:
+    async def test(rig: KafkaRig, client: KafkaClient) -> None:
+        await client.create("t")
+        by_name = {"topics": [{"name": "t"}, {"name": "t"}, {"name": "no"}, {"name": "no"}]}
+        found = (await client.ask(codes.METADATA, 12, by_name)).topics
+        missing = codes.UNKNOWN_TOPIC_OR_PARTITION
+        assert [(each.name, each.error_code) for each in found] == [("t", 0), ("no", missing)]
+        topic_id = found[0].topic_id
+        for name, asked, version, code in (
+            (None, topic_id, 12, 0),
+            ("t", UUID(int=7), 12, codes.UNKNOWN_TOPIC_ID),
+            ("t", topic_id, 11, codes.INVALID_REQUEST),
+        ):
+            by_id = {"topics": [{"name": name, "topic_id": asked}]}
+            (one,) = (await client.ask(codes.METADATA, version, by_id)).topics
+            assert one.error_code == code
+
+    door(test, auto_create_topics="off")
