@@ -215,7 +215,7 @@ class KafkaAdminTopics:
         gathering = _Gathering(len(asked), lambda: answer({"results": results}))
         for at, each in enumerate(asked):
             topic = self._core.kafka_topics.find(each.name)
-            code = 0
+            code, reason = 0, ""
             if times[each.name] > 1:
                 code = kafka_codes.INVALID_REQUEST
             elif topic is None:
@@ -224,12 +224,17 @@ class KafkaAdminTopics:
                 code = kafka_codes.TOPIC_AUTHORIZATION_FAILED
             elif not topic.partitions < each.count <= QUEUES_MAX:
                 code = kafka_codes.INVALID_PARTITIONS
+                if 0 < each.count <= QUEUES_MAX:
+                    reason = (
+                        f"The topic {each.name} currently has {topic.partitions} partition(s); "
+                        f"{each.count} would not be an increase."
+                    )
             elif each.assignments is not None:
                 places = [tuple(new.broker_ids) for new in each.assignments]
                 if places != [(request.peer.node.node_id,)] * (each.count - topic.partitions):
                     code = kafka_codes.INVALID_REPLICA_ASSIGNMENT
             if code or topic is None or request.body.validate_only:
-                results[at] = _refused(each.name, code, "")
+                results[at] = _refused(each.name, code, reason)
                 gathering.done()
                 continue
             self._grow(topic, each.count, results, at, gathering)

@@ -7,11 +7,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from sluice.broker.topic_retention import Limits, limits_of
 from sluice.protocol import kafka_codes
 from tests.unit.broker.kafka_door_kit import KafkaClient, kafka_rig
 
-METADATA, CREATE, DESCRIBE_CONFIGS, ALTER, ALTER_SOME = 3, 19, 32, 33, 44
+METADATA, CREATE, CREATE_PARTITIONS = 3, 19, 37
+DESCRIBE_CONFIGS, ALTER, ALTER_SOME = 32, 33, 44
 TOPIC, BROKER = 2, 4
 SET, DELETE, ADD, TAKE = range(4)
 SET_HERE, SET_FOR_ALL, DEFAULT = 1, 3, 5
@@ -85,6 +88,27 @@ def test_a_topic_that_exists_is_named_in_the_refusal() -> None:
             (made,) = (await client.ask(CREATE, 7, {"topics": [topic], "timeout": 1000})).topics
             assert made.error_code == kafka_codes.TOPIC_ALREADY_EXISTS
             assert made.error_message == "Topic 't' already exists."
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("count", "reason"),
+    [
+        (2, "The topic t currently has 2 partition(s); 2 would not be an increase."),
+        (1, "The topic t currently has 2 partition(s); 1 would not be an increase."),
+        (0, "a topic has 1 to 65536 partitions"),
+    ],
+)
+def test_partitions_that_a_topic_has_are_told_in_the_refusal(count: int, reason: str) -> None:
+    async def run() -> None:
+        async with kafka_rig() as rig:
+            client = await rig.connect()
+            await client.create("t", 2)
+            wanted = {"topics": [{"name": "t", "count": count, "assignments": None}], "timeout": 9}
+            (told,) = (await client.ask(CREATE_PARTITIONS, 3, wanted)).results
+            assert told.error_code == kafka_codes.INVALID_PARTITIONS
+            assert told.error_message == reason
 
     asyncio.run(run())
 
