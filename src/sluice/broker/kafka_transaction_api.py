@@ -249,7 +249,8 @@ class TransactionRequests:
                 return False
             if producers and found.producer_id not in producers:
                 return False
-            if least_ms >= 0 and (found.start_ms < 0 or now_ms - found.start_ms <= least_ms):
+            # Kafka's broker takes what has not begun (-1) for what began in 1970.
+            if least_ms >= 0 and now_ms - found.start_ms <= least_ms:
                 return False
             return pattern is None or pattern.fullmatch(found.transactional_id) is not None
 
