@@ -21,7 +21,6 @@ from sluice.protocol.kafka_batches import Record
 from tests.interop.sluice_process import SluiceProcess
 from tests.unit.broker.kafka_door_kit import KafkaClient, batch, fetched
 
-pytestmark = pytest.mark.soak
 SILENCE_S = 20
 READY_S = 60
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, CREATE, DELETE = 0, 1, 2, 3, 19, 20
@@ -99,12 +98,14 @@ def batches() -> dict[str, bytes]:
     }
 
 
-async def outcome(address: str, data: bytes, **how: int) -> tuple[int, int] | str:
+async def outcome(
+    address: str, data: bytes, topic: str = "refused", **how: int
+) -> tuple[int, int] | str:
     """Code and offset of a batch, over a connection of its own: some get no answer at all."""
     client = await connect(address)
     try:
         async with asyncio.timeout(SILENCE_S):
-            part = await client.produce("refused", data, **how)
+            part = await client.produce(topic, data, **how)
     except (TimeoutError, asyncio.IncompleteReadError):
         return "no answer"
     finally:
@@ -130,6 +131,10 @@ async def produce_all(address: str) -> dict[str, Any]:
     for acks in (-2, 2):
         result[f"acks {acks}"] = await outcome(address, batch(b"a"), acks=acks)
     result["no such partition"] = await outcome(address, batch(b"a"), partition=9)
+    await client.create("copies-in-sync", min_insync_replicas="2")
+    result["more copies in sync than there are"] = await outcome(
+        address, batch(b"a"), "copies-in-sync", acks=-1
+    )
     asked = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": -1}
     topics = [{"name": "refused", "partitions": [asked]}]
     ends = await client.ask(LIST_OFFSETS, 7, {"replica_id": -1, "topics": topics})

@@ -59,7 +59,6 @@ class KafkaTopic:
     after_ms_max: int | None = None  # how far ahead of the clock
     deletes: bool = True  # records go when they are old, or when somebody says so
     compression: str = ""  # of records, where it is not left to their producers
-    replicas_min: int = 1  # that acks=all asks for; there is one
     is_special: bool = False  # batches take the long way into the store: one of the above asks it
 
     def config(self, name: str) -> str | None:
@@ -114,7 +113,6 @@ def shown(name: str, settings: TopicSettings, topic_id: UUID) -> KafkaTopic:
     dead_group = stored.removeprefix(DEAD_PREFIX) if stored.startswith(DEAD_PREFIX) else ""
     before_ms_max = number_of(config("message.timestamp.before.max.ms"))
     compression = config("compression.type").removeprefix(PRODUCERS_CODEC)
-    replicas_min = number_of(config("min.insync.replicas")) or 1
     return KafkaTopic(
         name,
         stored,
@@ -131,14 +129,12 @@ def shown(name: str, settings: TopicSettings, topic_id: UUID) -> KafkaTopic:
         number_of(config("message.timestamp.after.max.ms")),
         not policy or "delete" in policy,
         compression,
-        replicas_min,
         append_time
         or compacts
         or delays
         or bool(dead_group)
         or before_ms_max is not None
-        or bool(compression)
-        or replicas_min > 1,
+        or bool(compression),
     )
 
 

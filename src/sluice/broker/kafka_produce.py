@@ -226,8 +226,6 @@ class KafkaProduce:
             head = self._checked(about, topic, data)
         except BadBatch as bad:
             raise _Refused(bad.code, str(bad), bad.wrong) from bad
-        if topic.replicas_min > 1 and waiting.acks < 0:
-            raise _Refused(kafka_codes.NOT_ENOUGH_REPLICAS, "there is one replica")
         append_ms = -1
         batch: Buffer = data
         if topic.compression and topic.batches:
