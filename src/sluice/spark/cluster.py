@@ -138,6 +138,7 @@ class Cluster:
         self._without_bulk: set[str] = set()  # brokers that do not serve bulk reads
         self._known_groups: set[tuple[str, str]] = set()
         self._seen: set[str] = set()  # topics that exist, or did a while ago
+        self._unmade: set[str] = set()  # topics whose route is that of the one they are made after
 
     def close(self) -> None:
         self._pool.close()
@@ -260,6 +261,9 @@ class Cluster:
 
     def queues_to_send(self, topic: str) -> list[Queue]:
         """Where to send to: the topic's queues, or those of a topic that is made by sending."""
+        if topic in self._unmade:  # it may have been made since, with queues of its own
+            self._unmade.discard(topic)
+            self._routes.pop(topic, None)
         try:
             queues = self.queues(topic, writing=True)
         except TopicMissing as missing:
@@ -269,6 +273,7 @@ class Cluster:
                 raise missing from None
             queues = [each._replace(topic=topic) for each in model if each.queue_id < 4]
             self._routes[topic] = self._routes[_AUTO_CREATE_TOPIC]
+            self._unmade.add(topic)
         if not queues:
             raise BrokerRefused(
                 Response.NO_PERMISSION, "it has no queue that can be written", f"topic {topic}"
@@ -473,19 +478,10 @@ class Cluster:
         lost.
         """
         ext = {
-            "a": SENDER_GROUP,
-            "b": stored_name(queue.topic),
-            "c": _AUTO_CREATE_TOPIC,
-            "d": "4",
-            "e": str(queue.queue_id),
-            "f": "0",
-            "g": str(born_ms),
-            "h": "0",
-            "i": "",
-            "j": "0",
-            "k": "false",
-            "m": "true",
-        }
+            "a": SENDER_GROUP, "b": stored_name(queue.topic), "c": _AUTO_CREATE_TOPIC, "d": "4",
+            "e": str(queue.queue_id), "f": "0", "g": str(born_ms), "h": "0", "i": "", "j": "0",
+            "k": "false", "m": "true",
+        }  # fmt: skip
 
         def ask() -> None:
             answer = self._ask(queue.broker, queue.topic, Request.SEND_BATCH_MESSAGE, ext, body)

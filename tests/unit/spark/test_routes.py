@@ -34,6 +34,7 @@ class Nameserver:
         self, monkeypatch: pytest.MonkeyPatch, topics: set[str], starts_after: float
     ) -> None:
         self._topics = topics
+        self.queue_counts: dict[str, int] = {}  # where they are not two
         self._starts_after = starts_after
         self.wait_count = 0
         self._now = 0.0
@@ -52,7 +53,8 @@ class Nameserver:
         if code == Request.GET_BROKER_CLUSTER_INFO:
             body = write_cluster_info([BROKER] if is_there else [])
         elif is_there and ext["topic"] in self._topics:
-            body = write_route(Route((BROKER,), (QueueData("b", 2, 2, 6),)), quoted=True)
+            count = self.queue_counts.get(ext["topic"], 2)
+            body = write_route(Route((BROKER,), (QueueData("b", count, count, 6),)), quoted=True)
         else:
             return RemotingCommand(Response.TOPIC_NOT_EXIST, 1)
         return RemotingCommand(Response.SUCCESS, 1, body=body)
@@ -87,6 +89,19 @@ def test_a_topic_that_brokers_do_not_have_is_an_error_at_once(
     with pytest.raises(TopicMissing, match="topic t is not known"):
         fresh().queues_to_send("t")
     assert nameserver.wait_count == 0
+
+
+def test_a_topic_that_was_made_by_sending_is_looked_up_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that writes again must not take the queues of its pattern for those of the topic."""
+    topics = {AUTO_CREATE_TOPIC}
+    Nameserver(monkeypatch, topics, starts_after=0).queue_counts = {AUTO_CREATE_TOPIC: 8, "t": 3}
+    cluster = fresh()
+    assert [queue.queue_id for queue in cluster.queues_to_send("t")] == [0, 1, 2, 3]
+    assert [queue.queue_id for queue in cluster.queues_to_send("t")] == [0, 1, 2, 3], "not yet made"
+    topics.add("t")
+    assert [queue.queue_id for queue in cluster.queues_to_send("t")] == [0, 1, 2]
 
 
 def test_the_brokers_that_a_nameserver_knows(monkeypatch: pytest.MonkeyPatch) -> None:
