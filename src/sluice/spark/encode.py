@@ -352,7 +352,8 @@ def _without_nulls(lists: pa.Array) -> pa.Array:
 
 
 def _joined_keys(keys: pa.Array) -> pa.Array:
-    keys = _without_nulls(keys)
+    # Spark's split() and array() give lists that hold no null, which is a type of its own to Arrow.
+    keys = _without_nulls(keys.cast(pa.list_(pa.string())))
     flat = keys.flatten()
     if pc.any(pc.match_substring(flat, " ")).as_py():
         raise MessageIllegal("column keys holds a key with a blank; blanks separate keys")

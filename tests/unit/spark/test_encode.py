@@ -132,6 +132,19 @@ def test_headers_of_one_name_are_all_kept() -> None:
     assert own[2][1] == {"g": "1", "h": "1"}
 
 
+def test_lists_that_cannot_hold_nulls_are_lists_too() -> None:
+    """What Spark's split() and array() make."""
+    element = pa.field("element", pa.string(), nullable=False)
+    keys = pa.array([["k1", "k2"], None, []], pa.list_(element))
+    found = sent({"value": pa.array([b"a", b"b", b"c"]), "keys": keys})
+    assert [properties for _, properties in found[0][2]] == [{"KEYS": "k1 k2"}, {}, {}]
+    header = pa.struct([pa.field("key", pa.string(), nullable=False),
+                        pa.field("value", pa.binary(), nullable=False)])  # fmt: skip
+    headers = pa.array([[("h", b"1")]], pa.list_(pa.field("element", header, nullable=False)))
+    found = sent({"value": pa.array([b"a"]), "headers": headers})
+    assert [properties for _, properties in found[0][2]] == [{"h": "1"}]
+
+
 def test_nulls_in_lists_are_passed_over() -> None:
     keys = [["k1", None, "k2"], [None], None, ["k3"]]
     headers: list[list[dict[str, Any] | None] | None] = [
