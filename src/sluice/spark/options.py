@@ -29,6 +29,7 @@ Strategy = Literal["error", "latest"]
 EARLIEST: Final = -2
 LATEST: Final = -1
 _LONG_MAX: Final = (1 << 63) - 1
+_PORT_MAX: Final = 65535
 _MIB: Final = 1024 * 1024
 _UNITS: Final = {"": 1, "k": 1024, "m": _MIB, "g": 1024 * _MIB}
 _SIZE: Final = re.compile(r"([0-9]{1,15})\s*([kmg]?)i?b?")
@@ -294,7 +295,8 @@ def _connection(given: _Given) -> Connection:
         )
     addresses = tuple(part for part in re.split(r"[,;\s]+", given.text(named[0])) if part)
     for address in addresses:
-        if not re.fullmatch(r".+:[0-9]{1,5}", address):
+        match = re.fullmatch(r"[^/@]+:([0-9]{1,5})", address)
+        if match is None or not 0 < int(match[1]) <= _PORT_MAX:
             raise ConfigError(f"option {named[0]}: {address!r} is not host:port")
     timeout_ms = given.number("sluice.request.timeout.ms", 30_000)
     assert timeout_ms is not None
