@@ -205,6 +205,22 @@ def test_what_cannot_be_read_is_named(spark: SparkSession, server: Server, gifts
 # ------------------------------------------------------------------------------------------ streams
 
 
+def test_a_stream_that_cannot_be_says_why_last(
+    spark: SparkSession, server: Server, gifts: str, checkpoint: str
+) -> None:
+    frames = {
+        "option endingOffsets is for batch": server.stream(spark, gifts, endingOffsets="latest"),
+        "the schema says that value is string": spark.readStream.format("sluice")
+        .options(**{"sluice.bootstrap.servers": server.address, "subscribe": gifts})
+        .schema("value STRING")
+        .load(),
+    }
+    for words, frame in frames.items():
+        with pytest.raises(Exception, match=words) as caught:
+            batches_of(frame, checkpoint)
+        assert "During handling of the above exception" not in str(caught.value)
+
+
 def batches_of(frame: DataFrame, checkpoint: str) -> list[list[str]]:
     """The bodies of each batch, of everything that is there now."""
     found: list[list[str]] = []

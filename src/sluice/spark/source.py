@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from sluice.errors import ConfigError
 from sluice.spark import columns
 from sluice.spark.options import ReadOptions, check_either, read_options, write_options
 
@@ -59,9 +60,12 @@ class SluiceSource(DataSource):
         return BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        from sluice.spark.stream import StreamReader
+        from sluice.spark.stream import RefusedReader, StreamReader
 
-        return StreamReader(self._checked(schema), schema)
+        try:
+            return StreamReader(self._checked(schema), schema)
+        except ConfigError as error:
+            return RefusedReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from sluice.spark.writing import BatchWriter, checked

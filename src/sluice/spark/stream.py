@@ -296,6 +296,38 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cluster().close()
 
 
+class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What stands for a reader that cannot be: whatever it is asked for first, it says why.
+
+    Where a reader cannot be made Spark 4.2 stops it all the same, and an error of its own
+    (UnboundLocalError) is the last word that users see.
+    """
+
+    def __init__(self, error: SluiceError) -> None:
+        self._error = error
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        raise self._error
+
+    def initialOffset(self) -> Position:  # noqa: N802
+        raise self._error
+
+    def latestOffset(self, start: Position, limit: ReadLimit) -> Position:  # noqa: N802
+        raise self._error
+
+    def partitions(self, start: Position, end: Position) -> list[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error
+
+    def stop(self) -> None:
+        """There is nothing to stop."""
+
+
 def _moves(bound: Bound) -> bool:
     """Whether the offsets of a bound are others a while later."""
     if bound.timestamp_ms is not None or bound.timestamps_ms is not None:
