@@ -505,7 +505,7 @@ def _per_partition(
             raise ConfigError(f'option {name}: {topic} needs {{"0": number, ...}}')
         for partition, number in partitions.items():
             _check_key(name, topic, partition)
-            if not isinstance(number, int) or isinstance(number, bool) or number < low:
+            if type(number) is not int or not low <= number <= _LONG_MAX:
                 raise ConfigError(f"option {name}: {topic}/{partition}: {number!r} is no number")
             if assigned is not None and partition not in assigned.get(topic, ()):
                 raise ConfigError(f"option {name}: {topic}/{partition} is not in option assign")

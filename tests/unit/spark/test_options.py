@@ -173,6 +173,11 @@ def test_filters_and_sizes() -> None:
         ({"startingOffsets": "now"}, "option startingOffsets: 'now' is no JSON"),
         ({"startingOffsets": '{"t": {"0": "5"}}'}, "t/0: '5' is no number"),
         ({"startingOffsets": '{"t": {"0": -3}}'}, "t/0: -3"),
+        (
+            {"startingOffsetsByTimestamp": '{"t": {"0": 9223372036854775808}}'},
+            "option startingOffsetsByTimestamp: t/0: 9223372036854775808 is no number",
+        ),
+        ({"startingOffsets": '{"t": {"0": true}}'}, "t/0: True is no number"),
         ({"startingOffsets": '{"t": 5}'}, "option startingOffsets: t needs"),
         ({"startingOffsets": '{"t": {"a": 1}}'}, "option startingOffsets: t: 'a' is neither"),
         ({"startingOffsets": '{"t": {"/1": 1}}'}, "option startingOffsets: t: '/1' is neither"),
