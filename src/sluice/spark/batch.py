@@ -14,9 +14,9 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from sluice.errors import SluiceError
+from sluice.errors import ConfigError
 from sluice.spark import planning
-from sluice.spark.cluster import Cluster, Queue, cluster_for, name_of
+from sluice.spark.cluster import Cluster, Queue, Span, cluster_for, name_of
 from sluice.spark.options import EARLIEST, LATEST, Bound, Filters, ReadOptions
 from sluice.spark.planning import Range
 from sluice.spark.pushdown import Pruning
@@ -112,7 +112,7 @@ class BatchReader(DataSourceReader):
         ranges = []
         for queue, span in selection.spans.items():
             begin, end = start[queue], stop[queue]
-            _check_order(queue, begin, end)
+            _check_order(queue, begin, end, span, options)
             if begin < span.low and begin < end:
                 lost(
                     f"{name_of(queue)}: offset {begin} is gone, the oldest message has {span.low}",
@@ -168,8 +168,11 @@ class PushReader(BatchReader):
         return rest
 
 
-def _check_order(queue: Queue, begin: int, end: int) -> None:
+def _check_order(queue: Queue, begin: int, end: int, span: Span, options: ReadOptions) -> None:
     if begin > end:
-        raise SluiceError(
-            f"{name_of(queue)}: the query would start at offset {begin} and end at {end}"
+        named = [name for name in options.given if name.startswith(("starting", "ending"))]
+        raise ConfigError(
+            f"{'options' if len(named) > 1 else 'option'} {' and '.join(named)}: {name_of(queue)} "
+            f"would be read from offset {begin} to {end}; it has {span.low} to {span.high}. Where "
+            "the offsets are from before the topic was made anew they mean nothing now"
         )
