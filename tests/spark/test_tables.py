@@ -209,6 +209,12 @@ def test_rows_that_do_not_fit_fail_the_query_where_there_is_no_place_for_them(
         run(frame, tmp_path / "table", checkpoint, schema=GIFT)
     assert tables.read(spark, tmp_path / "table").count() == 0
     assert list((tmp_path / "table/_data").rglob("*.parquet")) == []
+    ends = server.ends(gifts, QUEUES)
+    own: dict[str, Any] = {"dead_letter_topic": gifts, "servers": server.address}
+    with pytest.raises(Exception, match="option dead_letter_topic: this stream reads table-gifts"):
+        run(frame, tmp_path / "other", f"{checkpoint}-other", schema=GIFT, **own)
+    assert server.ends(gifts, QUEUES) == ends
+    assert tables.read(spark, tmp_path / "other").count() == 0
 
 
 AVRO = {

@@ -21,6 +21,7 @@ from sluice.tables.rows import DEAD, ORIGIN, Rows
 from sluice.tables.schemas import spark_of
 from sluice.tables.sinks import (
     Settings,
+    check_dead_letters,
     check_origin,
     check_replay,
     needed_columns,
@@ -158,6 +159,7 @@ class DeltaSink:
         rows = self._made(frame).persist()
         try:
             ranges, dead = self._seen(rows)
+            check_dead_letters(self._settings.dead_letter_topic, ranges)
             if dead and not self._settings.dead_letter_topic:
                 refuse_bad(dead, _first_letter(rows))
             if batch > last:

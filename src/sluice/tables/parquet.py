@@ -33,6 +33,7 @@ from sluice.tables.rows import DEAD, Rows
 from sluice.tables.schemas import spark_of
 from sluice.tables.sinks import (
     Settings,
+    check_dead_letters,
     check_origin,
     check_replay,
     needed_columns,
@@ -157,6 +158,7 @@ class ParquetSink:
         commit = self._written(frame, query, batch)
         if not (commit.add or commit.dead or commit.ranges):
             return
+        check_dead_letters(self._settings.dead_letter_topic, commit.ranges)
 
         def check(state: State) -> bool:
             if state.has(query, batch):

@@ -89,6 +89,15 @@ def check_origin(
         )
 
 
+def check_dead_letters(topic: str, ranges: Ranges) -> None:
+    """Refuse dead letters that the stream would read again, and find bad again, for ever."""
+    if topic in ranges:
+        raise ConfigError(
+            f"option dead_letter_topic: this stream reads {topic} itself, and what does not fit "
+            "would come again and again; name another topic"
+        )
+
+
 def refuse_bad(count: int, first: str) -> None:
     """Rows that do not fit, and no place for them."""
     raise SluiceError(

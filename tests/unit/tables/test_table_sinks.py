@@ -13,6 +13,7 @@ from sluice.tables.rows import check_frame
 from sluice.tables.schemas import Shape
 from sluice.tables.sinks import (
     Settings,
+    check_dead_letters,
     check_origin,
     check_replay,
     dead_options,
@@ -42,6 +43,13 @@ def test_rows_are_new_and_of_the_topics_of_the_table() -> None:
     for is_new in (True, False):
         with pytest.raises(ConfigError, match="partition 1, offset 6; it has all below 7"):
             check_origin("p", ENDS, {"gifts": {"1": (6, 9)}}, is_new=is_new)
+
+
+def test_dead_letters_do_not_come_again() -> None:
+    check_dead_letters("", {"gifts": {"0": (0, 9)}})
+    check_dead_letters("gifts-dead", {"gifts": {"0": (0, 9)}})
+    with pytest.raises(ConfigError, match="option dead_letter_topic: this stream reads gifts its"):
+        check_dead_letters("gifts", {"gifts": {"0": (0, 9)}})
 
 
 def test_options_for_dead_letters() -> None:
