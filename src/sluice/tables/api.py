@@ -22,6 +22,7 @@ Format = Literal["parquet", "delta"]
 FORMATS: Final = ("parquet", "delta")
 TARGET_BYTES: Final = 128 * 1024 * 1024
 _TARGET_BYTES_MIN: Final = 1024
+_KEEP_HOURS_MAX: Final = 1_000_000
 _EARLIEST: Final = -2
 
 
@@ -148,8 +149,8 @@ def sweep(path: str | os.PathLike[str], *, keep_hours: float = KEEP_HOURS) -> li
     """
     if _is_delta(path):
         raise ConfigError(f"option path: {os.fspath(path)} is a Delta table: VACUUM sweeps it")
-    if keep_hours < 0:
-        raise ConfigError("option keep_hours: at least 0")
+    if not 0 <= keep_hours <= _KEEP_HOURS_MAX:  # and NaN
+        raise ConfigError(f"option keep_hours: {keep_hours:g} is not from 0 to {_KEEP_HOURS_MAX}")
     log = TableLog(path)
     log.require()
     return log.sweep(int(keep_hours * 3_600_000))

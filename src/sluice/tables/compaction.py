@@ -53,7 +53,7 @@ def compact(log: TableLog, target_bytes: int) -> Compaction:
     from sluice.tables.parquet_files import merged
 
     if target_bytes < 1:
-        raise ConfigError("option target_bytes: at least 1")
+        raise ConfigError("option target_file_bytes: at least 1")
     log.require()
     before = len(log.refresh().files)
     rows = size_before = size_after = 0

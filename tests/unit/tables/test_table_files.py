@@ -250,7 +250,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["files", "delta"], "is a Delta table"),
         (["sweep", "delta"], "VACUUM"),
         (["compact", "delta"], "give spark="),
-        (["sweep", "nowhere", "--keep-hours", "-1"], "at least 0"),
+        (["sweep", "nowhere", "--keep-hours", "-1"], "option keep_hours: -1 is not from 0 to"),
+        (["sweep", "nowhere", "--keep-hours", "nan"], "option keep_hours: nan is not from 0 to"),
+        (["sweep", "nowhere", "--keep-hours", "inf"], "option keep_hours: inf is not from 0 to"),
     ],
 )
 def test_the_command_says_what_is_wrong(
