@@ -371,6 +371,30 @@ def test_the_story_shows_what_was_sent() -> None:
     assert last in page
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("gifts", "top=0", "--set top=0: at least 1"),
+        ("gifts", "late_minutes=-1", "--set late_minutes=-1: at least 0"),
+        ("gifts", "share_percent=-5", "--set share_percent=-5: at least 0"),
+        ("gifts", "output=gifts", "--set output=gifts: is topic too"),
+        ("gifts", "topic=", "--set topic=: name a topic"),
+        ("orders", "pay_minutes=0", "--set pay_minutes=0: at least 1"),
+        ("orders", "late_minutes=-1", "--set late_minutes=-1: at least 0"),
+        ("orders", "payments=orders", "--set payments=orders: is orders too"),
+        ("logs", "session_minutes=0", "--set session_minutes=0: at least 1"),
+        ("logs", "bad=logs", "--set bad=logs: is topic too"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_a_query_begins(
+    session: SparkSession, sluice_broker: LiveBroker, tmp_path: Path,
+    name: str, given: str, words: str,
+) -> None:  # fmt: skip
+    with pytest.raises(ConfigError, match=words):
+        run(session, sluice_broker, name, tmp_path / "place", given)
+    assert not (tmp_path / "place").exists()
+
+
 def test_what_a_pipeline_does_wrong_is_said_in_one_line(
     session: SparkSession, sluice_broker: LiveBroker, tmp_path: Path
 ) -> None:

@@ -58,6 +58,26 @@ class Settings(Mapping[str, Value]):
         """A setting as text."""
         return str(self[name])
 
+    def number(self, name: str, low: int) -> int:
+        """A setting that is a whole number of at least `low`."""
+        value = int(self[name])
+        if value < low:
+            raise ConfigError(f"--set {name}={value}: at least {low}")
+        return value
+
+    def topics(self, *names: str) -> list[str]:
+        """Settings that each name a topic, no two the same; those that are not there are made."""
+        found: dict[str, str] = {}
+        for name in names:
+            topic = self.text(name)
+            if not topic:
+                raise ConfigError(f"--set {name}=: name a topic")
+            if topic in found:
+                raise ConfigError(f"--set {name}={topic}: is {found[topic]} too; use another topic")
+            found[topic] = name
+        self.ensure_topics(*found)
+        return list(found)
+
     @property
     def options(self) -> dict[str, str]:
         """What every reader and writer of the data source needs."""

@@ -43,11 +43,11 @@ _REPEATED_PERCENT: Final = 10
 
 def pipeline(spark: SparkSession, settings: Settings) -> dict[str, DataStreamWriter]:
     """One query: all boards are groups of one sum."""
-    settings.ensure_topics(settings.text("topic"), settings.text("output"))
-    gifts = once(settings.read(spark, settings.text("topic"), columns="value"), settings)
+    top = settings.number("top", 1)
+    topic, output = settings.topics("topic", "output")
+    gifts = once(settings.read(spark, topic, columns="value"), settings)
     totals = lines_of(gifts, settings).groupBy("board", "window", "host", "name").sum("coins")
-    top = int(settings["top"])
-    return {"board": settings.publish(totals, settings.text("output"), lambda b: ranked(b, top))}
+    return {"board": settings.publish(totals, output, lambda b: ranked(b, top))}
 
 
 def once(messages: DataFrame, settings: Settings) -> DataFrame:
@@ -58,7 +58,7 @@ def once(messages: DataFrame, settings: Settings) -> DataFrame:
     gifts = messages.select(gift.alias("gift")).select("gift.*")
     gifts = gifts.where("id IS NOT NULL AND host IS NOT NULL AND viewer IS NOT NULL AND coins > 0")
     gifts = gifts.withColumn("time", f.timestamp_millis("at"))
-    gifts = gifts.withWatermark("time", f"{settings['late_minutes']} minutes")
+    gifts = gifts.withWatermark("time", f"{settings.number('late_minutes', 0)} minutes")
     return gifts.dropDuplicatesWithinWatermark(["id"])
 
 
@@ -79,13 +79,13 @@ def lines_of(gifts: DataFrame, settings: Settings) -> DataFrame:
 
     viewer, host, coins = f.col("viewer"), f.col("host"), f.col("coins")
     lines = [line(board, unit, f.lit(""), viewer, coins) for board, unit in _WINDOWS]
-    share = coins * f.lit(int(settings["share_percent"]))
+    share = coins * f.lit(settings.number("share_percent", 0))
     lines.append(line("share", "DAY", host, host, share))
     each = gifts.select(f.explode(f.array(*lines)).alias("line")).select("line.*")
     # Windows of different length in one sum: to Spark the column is the window of an event's time,
     # so that it forgets a line when the watermark has passed its end.
     marks = {
-        "spark.watermarkDelayMs": int(settings["late_minutes"]) * 60_000,
+        "spark.watermarkDelayMs": settings.number("late_minutes", 0) * 60_000,
         "spark.timeWindow": True,
     }
     return each.withColumn("window", f.col("window").alias("window", metadata=marks))

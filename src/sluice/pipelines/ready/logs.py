@@ -51,9 +51,8 @@ _REASON: Final = "not: time, level, service, text"
 
 def pipeline(spark: SparkSession, settings: Settings) -> dict[str, Start]:
     """Four queries over one topic."""
-    topics = [settings.text(name) for name in ("topic", "rates", "sessions", "bad")]
-    settings.ensure_topics(*topics)
-    late = f"{int(settings['late_minutes'])} minutes"
+    settings.topics("topic", "rates", "sessions", "bad")
+    late = f"{settings.number('late_minutes', 0)} minutes"
 
     def lines(query: str, *more: str) -> DataFrame:
         return parsed(spark, settings, query, more)
@@ -130,7 +129,7 @@ def _rates(lines: DataFrame) -> DataFrame:
 def _sessions(lines: DataFrame, settings: Settings) -> DataFrame:
     from pyspark.sql import functions as f
 
-    gap = f"{int(settings['session_minutes'])} minutes"
+    gap = f"{settings.number('session_minutes', 1)} minutes"
     grouped = lines.where("user IS NOT NULL").groupBy(f.session_window("time", gap), "user")
     found = grouped.agg(
         f.count("*").alias("lines"),

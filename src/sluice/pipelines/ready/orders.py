@@ -47,8 +47,8 @@ _UNREADABLE: Final = "unreadable"
 
 def pipeline(spark: SparkSession, settings: Settings) -> dict[str, DataStreamWriter]:
     """Two queries: what is set aside, and what becomes of the rest."""
+    settings.topics("orders", "payments", "output", "late")
     names = {name: settings.text(name) for name in ("orders", "payments", "output", "late")}
-    settings.ensure_topics(*names.values())
     aside = [
         _aside(_events(spark, settings, names["orders"], _ORDER, "order", "late-orders")),
         _aside(_events(spark, settings, names["payments"], _PAYMENT, "payment", "late-payments")),
@@ -69,7 +69,7 @@ def _events(
         spark, topic, group=f"pipeline-{settings.name}-{group}", columns="topic,value,timestamp"
     )
     body = f.from_json(f.col("value").cast("string"), schema)
-    late = f"INTERVAL {int(settings['late_minutes'])} MINUTES"
+    late = f"INTERVAL {settings.number('late_minutes', 0)} MINUTES"
     stream = stream.select("topic", "value", "timestamp", body.alias("event"))
     stream = stream.select("topic", "value", "timestamp", "event.*")
     time = f.timestamp_millis("at")
@@ -97,7 +97,7 @@ def _checked(spark: SparkSession, settings: Settings) -> DataFrame:
     """Orders beside their payments, as messages."""
     from pyspark.sql import functions as f
 
-    delay = f"{int(settings['late_minutes'])} minutes"
+    delay = f"{settings.number('late_minutes', 0)} minutes"
 
     def once(topic: str, schema: str, key: str) -> DataFrame:
         events = _events(spark, settings, settings.text(topic), schema, key, topic)
@@ -106,7 +106,7 @@ def _checked(spark: SparkSession, settings: Settings) -> DataFrame:
 
     orders = once("orders", _ORDER, "order").alias("o")
     payments = once("payments", _PAYMENT, "payment").alias("p")
-    pay = f"INTERVAL {int(settings['pay_minutes'])} MINUTES"
+    pay = f"INTERVAL {settings.number('pay_minutes', 1)} MINUTES"
     fits = f.expr(f"o.order = p.order AND p.time >= o.time AND p.time <= o.time + {pay}")
     state = (
         f.when(f.col("p.order").isNull(), "unpaid")
