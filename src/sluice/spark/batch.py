@@ -115,7 +115,7 @@ class BatchReader(DataSourceReader):
             _check_order(queue, begin, end, span, options)
             if begin < span.low and begin < end:
                 lost(
-                    f"{name_of(queue)}: offset {begin} is gone, the oldest message has {span.low}",
+                    f"{name_of(queue)}: offset {begin} is gone; the next good offset is {span.low}",
                     options,
                 )
                 begin = min(span.low, end)

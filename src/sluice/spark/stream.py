@@ -182,7 +182,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if span.high < begin[queue]:
                 lost(
                     f"{name_of(queue)} ends at offset {span.high}, and {begin[queue]} is next: the "
-                    "topic was deleted and made again, or the broker lost messages",
+                    "topic was deleted and made again, or the broker lost messages; the next good "
+                    f"offset is {span.high}",
                     self._options,
                 )
             latest[queue] = span.high
@@ -259,7 +260,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             if begin < span.low and begin < stop:
                 lost(
-                    f"{name_of(queue)}: offset {begin} is gone, the oldest message has {span.low}",
+                    f"{name_of(queue)}: offset {begin} is gone; the next good offset is {span.low}",
                     self._options,
                 )
                 begin = min(span.low, stop)

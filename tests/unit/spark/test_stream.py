@@ -113,7 +113,9 @@ def test_a_queue_that_came_later_begins_at_its_first_message_of_all(
     source, _ = reader(monkeypatch, cluster, startingOffsets="earliest")
     assert source.initialOffset() == {"t": {"0": 0, "1": 3}}, "the first start is what there is"
     start, end = {"t": {"0": 5}}, {"t": {"0": 5, "1": 9}}
-    with pytest.raises(DataLost, match="queue 1 of broker a: offset 0 is gone"):
+    with pytest.raises(
+        DataLost, match="1 of broker a: offset 0 is gone; the next good offset is 3"
+    ):
         source.partitions(start, end)
     source, _ = reader(monkeypatch, cluster, failOnDataLoss="false")
     with caplog.at_level(logging.WARNING, "sluice.spark"):
@@ -121,6 +123,15 @@ def test_a_queue_that_came_later_begins_at_its_first_message_of_all(
     assert isinstance(task, QueueRange)
     assert (task.queue_id, task.start, task.stop) == (1, 3, 9)
     assert "offset 0 is gone" in caplog.text
+
+
+def test_a_topic_that_was_made_again_tells_where_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = FakeCluster({"t": {("a", 0): Span(0, 5)}, "u": {}})
+    source, _ = reader(monkeypatch, cluster)
+    with pytest.raises(DataLost, match=r"ends at offset 5, and 9 is next.*good offset is 5"):
+        source.latestOffset({"t": {"0": 9}}, ReadAllAvailable())
 
 
 def test_a_query_that_ends_by_itself_misses_what_is_gone_before_it_came_to_it(
