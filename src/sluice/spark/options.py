@@ -69,6 +69,7 @@ _SELECTING: Final = ("subscribe", "subscribePattern", "assign")
 _HINT: Final = "did you mean"
 _QUEUE_KEY: Final = re.compile(r"(?:.+/)?[0-9]{1,9}")
 _GROUP: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,120}")
+_TOPIC: Final = re.compile(r"[%|a-zA-Z0-9._-]{1,249}")  # as Kafka has it; most are shorter
 # Of a sink's name, which brokers take up to 255 characters of: the topic has room behind it.
 _SINK: Final = re.compile(r"[ -~]{1,200}")
 
@@ -552,6 +553,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
             "sent at least once; leave one out"
         )
     batch_bytes = given.size("batchBytes", 2 * _MIB, 1024)
+    check_topic("topic", given.text("topic"))
     return WriteOptions(
         _connection(given),
         given.text("topic"),
@@ -560,6 +562,14 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         version,
         _at_most(given, "batchBytes", batch_bytes, 4 * _MIB),
     )
+
+
+def check_topic(option: str, topic: str) -> None:
+    """Refuse a topic that no broker has. Those of Kafka's clients may have dots."""
+    if topic and not _TOPIC.fullmatch(topic):
+        raise ConfigError(
+            f"option {option}: {topic[:80]!r} is no topic: letters, digits, %, |, _, - and ."
+        )
 
 
 # ------------------------------------------------------------------------------------------- either

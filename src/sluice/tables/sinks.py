@@ -124,8 +124,9 @@ def publish_dead_letters(frame: DataFrame, settings: Settings, query: str, batch
 
 def dead_options(topic: str, servers: str | None, more: Mapping[str, Any] | None) -> dict[str, str]:
     """The options of the sink for dead letters, checked."""
-    from sluice.spark.options import write_options
+    from sluice.spark.options import check_topic, write_options
 
+    check_topic("dead_letter_topic", topic)
     options = {name: str(value) for name, value in (more or {}).items()}
     for name in ("topic", "txnAppId", "txnVersion"):
         if name in options:

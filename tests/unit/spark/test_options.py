@@ -255,6 +255,7 @@ def test_options_of_writes() -> None:
     assert (options.delivery, options.sink_id, options.version) == ("atLeastOnce", "", None)
     options = write_options({**servers, "txnAppId": "a", "txnVersion": "3"})
     assert (options.delivery, options.sink_id, options.version) == ("", "a", 3)
+    assert write_options({**servers, "topic": "orders.new"}).topic == "orders.new"
     assert write_options({**servers, "txnAppId": "x" * 200}).sink_id == "x" * 200
     for change, words in (
         ({"txnAppId": ""}, "option txnAppId: '' is no name"),
@@ -264,6 +265,9 @@ def test_options_of_writes() -> None:
         ({"txnAppId": "a", "txnVersion": "-1"}, "option txnVersion: '-1'"),
         ({"txnAppId": "a", "delivery": "atLeastOnce"}, "txnAppId and delivery contradict"),
         ({"delivery": "twice"}, "'twice' is none of"),
+        ({"topic": "a b"}, "option topic: 'a b' is no topic: letters"),
+        ({"topic": "größe"}, "option topic: 'größe' is no topic"),
+        ({"topic": "x" * 250}, "is no topic"),
         ({"txnVersion": "3"}, "txnVersion needs option txnAppId"),
         ({"subscribe": "t"}, "option subscribe is not known to the sluice sink"),
         ({"batchBytes": "1g"}, "batchBytes"),

@@ -60,6 +60,8 @@ def test_options_for_dead_letters() -> None:
     }
     with pytest.raises(ConfigError, match="option sink_options: txnAppId is set by the table"):
         dead_options("d", "host:1", {"txnAppId": "x"})
+    with pytest.raises(ConfigError, match="option dead_letter_topic: 'd d' is no topic"):
+        dead_options("d d", "host:1", None)
     with pytest.raises(ConfigError, match="option subscribe is not known"):
         dead_options("d", "host:1", {"subscribe": "x"})
     with pytest.raises(ConfigError, match="name their topic"):
