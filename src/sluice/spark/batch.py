@@ -101,6 +101,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options, pruning = self._options, self._pruning
         cluster = cluster_for(options.connection, options.poll_ms)
+        cluster.greet()
         cluster.forget_routes()
         if pruning.topics is not None and not options.pattern:
             wanted = tuple(topic for topic in options.topics if pruning.takes_topic(topic))

@@ -57,6 +57,7 @@ _FLAG_SUBSCRIPTION: Final = 4
 _FIRST_WAIT_SECONDS: Final = 0.05
 _WAIT_SECONDS_MAX: Final = 2.0
 _MISSING_SECONDS: Final = 15.0
+_GREETING_SECONDS: Final = 30.0
 _READABLE, _WRITABLE = 4, 2
 # What another try may change: the broker is busy, starts, stops, or is about to be replaced.
 _PASSING: Final = (
@@ -137,6 +138,7 @@ class Cluster:
         self._routes: dict[str, Route] = {}
         self._without_bulk: set[str] = set()  # brokers that do not serve bulk reads
         self._known_groups: set[tuple[str, str]] = set()
+        self._is_greeted = False
         self._seen: set[str] = set()  # topics that exist, or did a while ago
         self._unmade: set[str] = set()  # topics whose route is that of the one they are made after
 
@@ -162,10 +164,10 @@ class Cluster:
             address, code, ext, body, timeout_seconds=self._connection.request_seconds
         )
 
-    def _patiently(self, topic: str, ask: Callable[[], T]) -> T:
+    def _patiently(self, topic: str, ask: Callable[[], T], limit_seconds: float = 1e9) -> T:
         """Ask, and again while the broker is away or busy; routes are looked up anew each time."""
         now = time.monotonic()
-        until = now + self._patience_seconds
+        until = now + min(self._patience_seconds, limit_seconds)
         missing_until = now + min(self._patience_seconds, _MISSING_SECONDS)
         wait_seconds = _FIRST_WAIT_SECONDS
         while True:
@@ -186,6 +188,17 @@ class Cluster:
             self._routes.pop(topic, None)
             time.sleep(wait_seconds)
             wait_seconds = min(2 * wait_seconds, _WAIT_SECONDS_MAX)
+
+    def greet(self) -> None:
+        """Ask the nameservers before all else: an address that is wrong is not waited for long."""
+        if self._is_greeted:
+            return
+        code = Request.GET_BROKER_CLUSTER_INFO
+        try:
+            self._patiently("", lambda: self._ask_nameserver(code, {}), _GREETING_SECONDS)
+        except NoNameserver as error:
+            raise NoNameserver(f"option sluice.bootstrap.servers: {error}") from None
+        self._is_greeted = True
 
     # --------------------------------------------------------------------------------------- routes
 
@@ -398,11 +411,9 @@ class Cluster:
     ) -> Chunk | None:
         """None where the broker does not know the request."""
         ext = {
-            **_place(queue),
-            "offset": str(offset),
-            "toOffset": str(stop),
+            **_place(queue), "offset": str(offset), "toOffset": str(stop),
             "maxBytes": str(bytes_max),
-        }
+        }  # fmt: skip
         named = {"tags": filters.tags, "keys": " ".join(filters.keys), "sql": filters.sql}
         ext.update({name: value for name, value in named.items() if value})
         answer = self._ask(queue.broker, queue.topic, Request.SLUICE_BULK_FETCH, ext)
@@ -451,17 +462,12 @@ class Cluster:
         self, queue: Queue, offset: int, filters: Filters, group: str
     ) -> tuple[Buffer, int]:
         ext = {
-            "consumerGroup": group,
-            **_place(queue),
-            "queueOffset": str(offset),
-            "maxMsgNums": str(_PULL_COUNT),
-            "sysFlag": str(_FLAG_SUBSCRIPTION),
-            "commitOffset": "0",
-            "suspendTimeoutMillis": "0",
+            **_place(queue), "consumerGroup": group, "queueOffset": str(offset),
+            "maxMsgNums": str(_PULL_COUNT), "sysFlag": str(_FLAG_SUBSCRIPTION),
+            "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0",
             "subscription": filters.sql or filters.tags or "*",
-            "subVersion": "0",
             "expressionType": "SQL92" if filters.sql else "TAG",
-        }
+        }  # fmt: skip
         answer = self._ask(queue.broker, queue.topic, Request.PULL_MESSAGE, ext)
         next_offset = int(answer.ext.get("nextBeginOffset", offset))
         if answer.code == Response.PULL_OFFSET_MOVED:

@@ -73,6 +73,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _look(self) -> Selection:
         cluster = self._cluster()
+        cluster.greet()
         if time.monotonic() - self._routes_at > _ROUTES_SECONDS:
             cluster.forget_routes()
             self._routes_at = time.monotonic()

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.client import blocking
 from sluice.client.blocking import LinkPool
-from sluice.errors import LinkLost, TopicMissing
+from sluice.errors import LinkLost, NoNameserver, TopicMissing
 from sluice.protocol.remoting import RemotingCommand
 from sluice.protocol.remoting_bodies import (
     BrokerData,
@@ -36,6 +36,7 @@ class Nameserver:
         self._topics = topics
         self.queue_counts: dict[str, int] = {}  # where they are not two
         self._starts_after = starts_after
+        self.refuses = False
         self.wait_count = 0
         self._now = 0.0
         monkeypatch.setattr(LinkPool, "request", self._request)
@@ -49,6 +50,8 @@ class Nameserver:
         self._now += seconds
 
     def _request(self, address: str, code: int, ext: dict[str, str], **_: Any) -> RemotingCommand:
+        if self.refuses:
+            raise LinkLost("ns:1: cannot connect")
         is_there = self.wait_count >= self._starts_after
         if code == Request.GET_BROKER_CLUSTER_INFO:
             body = write_cluster_info([BROKER] if is_there else [])
@@ -78,6 +81,25 @@ def test_a_broker_that_never_comes_is_waited_for_and_named(monkeypatch: pytest.M
     with pytest.raises(LinkLost, match="ns:1: waited for a broker with topic t; none has"):
         fresh().queues_to_send("t")
     assert 100 < nameserver.monotonic() <= 120
+
+
+def test_an_address_that_is_wrong_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    nameserver = Nameserver(monkeypatch, {"t"}, starts_after=0)
+    cluster = fresh()
+    nameserver.refuses = True
+    with pytest.raises(
+        NoNameserver, match=r"option sluice\.bootstrap\.servers: no nameserver answ"
+    ):
+        cluster.greet()
+    assert 20 < nameserver.monotonic() <= 30
+    nameserver.refuses = False
+    cluster.greet()
+    nameserver.refuses = True
+    cluster.greet()  # once is enough: from then on it is only away
+    begin = nameserver.monotonic()
+    with pytest.raises(NoNameserver):
+        cluster.queues("t")
+    assert 100 < nameserver.monotonic() - begin <= 120
 
 
 def test_a_topic_that_brokers_do_not_have_is_an_error_at_once(

@@ -34,6 +34,9 @@ class FakeCluster:
     def broker_names(self) -> set[str]:
         return self.brokers
 
+    def greet(self) -> None:
+        """They are there."""
+
     def forget_routes(self) -> None:
         """They are as they are."""
 
