@@ -19,6 +19,7 @@ from sluice.replay.arrow import filesystems, pa
 
 LOCK: Final = ".lock"
 _HIDDEN: Final = "."
+_SCHEMES: Final = ("s3", "file")
 _ARROW_FAULTS: Final = (OSError, pa.ArrowException)
 
 
@@ -141,6 +142,8 @@ def open_place(flag: str, text: str) -> Place:
             f"{flag}: no keys in an address: other users of this machine would see them; set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a profile"
         )
+    if parts.scheme not in _SCHEMES:
+        raise ConfigError(f"{flag} {text}: it is a directory or s3://bucket/path")
     try:
         files, base = filesystems.FileSystem.from_uri(text)
     except (OSError, ValueError, pa.ArrowException) as error:

@@ -154,7 +154,8 @@ def _bounds(arguments: argparse.Namespace) -> tuple[Start, End, Limits]:
             end = arguments.end
         case _:
             end = read_time("--until", arguments.end, now_ms)
-    if isinstance(start, int) and isinstance(end, int) and start >= end:
+    first = now_ms if start == "latest" else start
+    if isinstance(first, int) and isinstance(end, int) and first >= end:
         raise ConfigError(f"--from {arguments.start} is not before --until {arguments.end}")
     file_bytes = read_size("--file-bytes", arguments.file_bytes)
     if not _FILE_BYTES_MIN <= file_bytes <= _FILE_BYTES_MAX:

@@ -121,13 +121,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_pace_flags(parser)
     _add_message_flags(parser)
     _add_stop_flags(parser)
-    parser.add_argument(
+    reports = parser.add_mutually_exclusive_group()
+    reports.add_argument(
         "--report",
         default=_REPORT,
         metavar="PATH",
         help=f"writes PATH.json and PATH.html. Default: {_REPORT}.",
     )
-    parser.add_argument("--no-report", action="store_true", help="write no report")
+    reports.add_argument("--no-report", action="store_true", help="write no report")
     parser.add_argument("--dry-run", action="store_true", help="say what would be sent, and end")
     parser.add_argument("--json", action="store_true", help="progress and result as JSON lines")
     add_tls_flags(parser)

@@ -288,6 +288,11 @@ def one_line(done: Done) -> str:
             ["TOPIC", "--to", "kept", "--from", "now-5m", "--until", "now-9m"],
             "is not before --until",
         ),
+        (
+            ["TOPIC", "--to", "kept", "--from", "latest", "--until", "now-9m"],
+            "--from latest is not before --until now-9m",
+        ),
+        (["TOPIC", "--to", "hdfs://kept"], "--to hdfs://kept: it is a directory or s3://bucket/"),
         (["TOPIC", "--to", "kept", "--seconds", "x"], "--seconds x: a span"),
         (["TOPIC", "--to", "kept", "--max-bytes", "0"], "--max-bytes 0: a size"),
         (["TOPIC", "--to", "kept", "--file-bytes", "1"], "--file-bytes 1: allowed are"),
@@ -362,6 +367,8 @@ def test_two_speeds_are_an_error_of_usage(here: Path) -> None:
     done = sluice("replay", "kept", "--speed", "2x", "--rate", "5/s")
     assert done.status == 2
     assert "not allowed with argument" in done.err
+    done = sluice("replay", "kept", "--report", "x", "--no-report")
+    assert "--no-report: not allowed with argument --report" in done.err
 
 
 def test_a_damaged_file_ends_a_replay_with_one_line(here: Path) -> None:
