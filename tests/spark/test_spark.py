@@ -200,6 +200,10 @@ def test_what_cannot_be_read_is_named(spark: SparkSession, server: Server, gifts
     frame = server.read(spark, gifts, endingOffsets=beyond, failOnDataLoss="false")
     assert frame.count() == 200
     assert "no message at or after" in failing(gifts, startingTimestamp="99999999999999")
+    reader = spark.read.format("sluice").schema("value BINARY").option("subscribe", gifts)
+    reader = reader.option("sluice.bootstrap.servers", server.address)
+    with pytest.raises(Exception, match="option columns asks for tag, and the schema for value"):
+        reader.option("columns", "tag").load().count()
     words = f"option startingOffsets: topic {gifts}, queue 0 of broker "
     assert words in failing(gifts, startingOffsets=beyond)
 

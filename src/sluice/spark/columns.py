@@ -71,5 +71,16 @@ def check_schema(fields: list[tuple[str, str]]) -> tuple[str, ...]:
     return tuple(name for name, _ in fields)
 
 
+def check_choice(names: tuple[str, ...], chosen: tuple[str, ...], given: tuple[str, ...]) -> None:
+    """Refuse options that ask for other columns than the schema; `chosen` is what they ask for."""
+    if "columns" in given and set(names) != set(chosen):
+        raise ConfigError(
+            f"option columns asks for {', '.join(chosen)}, and the schema for {', '.join(names)}; "
+            "give one of them"
+        )
+    if HEADERS in chosen and HEADERS not in names:
+        raise ConfigError("option includeHeaders is true, but the schema leaves headers out")
+
+
 def _simple(kind: str) -> str:
     return kind.lower().replace(": ", ":").replace(", ", ",")

@@ -45,7 +45,8 @@ class SluiceSource(DataSource):
 
     def _checked(self, schema: StructType) -> ReadOptions:
         options = read_options(self.options)
-        columns.check_schema([(f.name, f.dataType.simpleString()) for f in schema.fields])
+        names = columns.check_schema([(f.name, f.dataType.simpleString()) for f in schema.fields])
+        columns.check_choice(names, options.columns, options.given)
         return options
 
     def reader(self, schema: StructType) -> DataSourceReader:

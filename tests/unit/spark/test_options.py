@@ -285,6 +285,18 @@ def test_a_users_schema_must_be_of_our_columns() -> None:
         columns.check_schema([("offset", "int")])
 
 
+def test_a_schema_and_options_name_the_same_columns() -> None:
+    seven, some = columns.DEFAULT, ("value", "offset")
+    columns.check_choice(seven, seven, ())
+    columns.check_choice(some, seven, ())
+    columns.check_choice(some, ("offset", "value"), ("columns",))
+    columns.check_choice(("headers",), (*seven, "headers"), ("includeHeaders",))
+    with pytest.raises(ConfigError, match="option columns asks for tag, and the schema for value"):
+        columns.check_choice(("value",), ("tag",), ("columns",))
+    with pytest.raises(ConfigError, match="option includeHeaders is true, but the schema leaves"):
+        columns.check_choice(some, (*seven, "headers"), ("includeHeaders",))
+
+
 def test_what_spark_itself_passes_to_a_sink_is_no_mistake() -> None:
     """The name of a query and its checkpoint are handed to the sink among its options."""
     given = {"sluice.bootstrap.servers": "a:1", "queryname": "q", "checkpointlocation": "c"}
