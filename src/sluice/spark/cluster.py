@@ -24,6 +24,7 @@ from sluice.client.blocking import Body, LinkPool
 from sluice.client.core.signing import Credentials, make_credentials
 from sluice.errors import (
     BrokerRefused,
+    ConfigError,
     LinkError,
     LinkLost,
     NoNameserver,
@@ -58,6 +59,7 @@ _FIRST_WAIT_SECONDS: Final = 0.05
 _WAIT_SECONDS_MAX: Final = 2.0
 _MISSING_SECONDS: Final = 15.0
 _GREETING_SECONDS: Final = 30.0
+_HINT: Final = "it names nameservers, which have port 9876, and not brokers or Kafka's port"
 _READABLE, _WRITABLE = 4, 2
 # What another try may change: the broker is busy, starts, stops, or is about to be replaced.
 _PASSING: Final = (
@@ -67,9 +69,7 @@ _PASSING: Final = (
     Response.PULL_RETRY_IMMEDIATELY,
 )
 _STORED: Final = (
-    Response.SUCCESS,
-    Response.FLUSH_DISK_TIMEOUT,
-    Response.SLAVE_NOT_AVAILABLE,
+    *(Response.SUCCESS, Response.FLUSH_DISK_TIMEOUT, Response.SLAVE_NOT_AVAILABLE),
     Response.FLUSH_SLAVE_TIMEOUT,
 )
 # Topics that a pattern never means: those of the brokers themselves.
@@ -195,9 +195,11 @@ class Cluster:
             return
         code = Request.GET_BROKER_CLUSTER_INFO
         try:
-            self._patiently("", lambda: self._ask_nameserver(code, {}), _GREETING_SECONDS)
+            answer = self._patiently("", lambda: self._ask_nameserver(code, {}), _GREETING_SECONDS)
         except NoNameserver as error:
-            raise NoNameserver(f"option sluice.bootstrap.servers: {error}") from None
+            raise NoNameserver(f"option sluice.bootstrap.servers: {error}; {_HINT}") from None
+        if answer.code == Response.REQUEST_CODE_NOT_SUPPORTED:
+            raise ConfigError(f"option sluice.bootstrap.servers: a broker answers there; {_HINT}")
         self._is_greeted = True
 
     # --------------------------------------------------------------------------------------- routes
@@ -480,9 +482,7 @@ class Cluster:
     # -------------------------------------------------------------------------------------- sending
 
     def send_batch(self, queue: Queue, body: Body, born_ms: int) -> None:
-        """Store a batch of messages in a queue: once, or more than once where an answer is
-        lost.
-        """
+        """Store a batch of messages; more than once where an answer is lost."""
         ext = {
             "a": SENDER_GROUP, "b": stored_name(queue.topic), "c": _AUTO_CREATE_TOPIC, "d": "4",
             "e": str(queue.queue_id), "f": "0", "g": str(born_ms), "h": "0", "i": "", "j": "0",

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.client import blocking
 from sluice.client.blocking import LinkPool
-from sluice.errors import LinkLost, NoNameserver, TopicMissing
+from sluice.errors import ConfigError, LinkLost, NoNameserver, TopicMissing
 from sluice.protocol.remoting import RemotingCommand
 from sluice.protocol.remoting_bodies import (
     BrokerData,
@@ -100,6 +100,14 @@ def test_an_address_that_is_wrong_is_not_waited_for_long(monkeypatch: pytest.Mon
     with pytest.raises(NoNameserver):
         cluster.queues("t")
     assert 100 < nameserver.monotonic() - begin <= 120
+
+
+def test_a_brokers_address_is_no_nameservers(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = RemotingCommand(Response.REQUEST_CODE_NOT_SUPPORTED, 1)
+    monkeypatch.setattr(LinkPool, "request", lambda *_, **__: answer)
+    words = r"option sluice\.bootstrap\.servers: a broker answers there; it names nameservers"
+    with pytest.raises(ConfigError, match=words):
+        fresh().greet()
 
 
 def test_a_topic_that_brokers_do_not_have_is_an_error_at_once(
