@@ -13,6 +13,7 @@ from typing import Any, Final
 _MOVING_BATCHES: Final = 5  # rows/s is that of the last few batches: of one alone it jumps
 _OURS: Final = re.compile(r"^(?:pyspark\S*: )?sluice\.[\w.]+: (.+)$", re.MULTILINE)
 _PYTHON: Final = re.compile(r"^(\w[\w.]*(?:Error|Exception|Exit|Interrupt): .+)$", re.MULTILINE)
+_WAITED: Final = re.compile(r"Exception thrown in awaitResult:\s*(SQLSTATE.*)?$")
 _REASON_CHARS_MAX: Final = 300
 
 
@@ -87,6 +88,17 @@ def summary(
 
 def _number(lag: int | None) -> str:
     return "unknown" if lag is None else f"{lag:,}"
+
+
+def told(error: BaseException) -> str:
+    """What Spark says of a failure; where that is only that it waited, what it waited for."""
+    cause: BaseException | None = error
+    while cause is not None:
+        lines = str(cause).splitlines()
+        if not lines or not _WAITED.search(lines[0]):
+            return str(cause)
+        cause = getattr(cause, "_cause", None)  # PySpark keeps Java's causes there
+    return str(error)
 
 
 def reason(text: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sluice.errors import ConfigError, PipelineFailed, SluiceError
 from sluice.pipelines.files import FUNCTION, Pipeline, fault
 from sluice.pipelines.lag import LagWatch
-from sluice.pipelines.progress import QueryCount, reason
+from sluice.pipelines.progress import QueryCount, reason, told
 from sluice.pipelines.settings import NoSetting, Settings
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class _Queries:
             self.counts[name].add(query.recentProgress)
             if error is not None:
                 if _TOO_BUSY not in str(error) or self._starts[name] >= _STARTS_MAX:
-                    raise self._failed(name, str(error))
+                    raise self._failed(name, told(error))
                 if not self._is_ending:
                     self._start(name)
                     is_active = True

@@ -256,6 +256,26 @@ def test_the_reason_is_one_line(text: str, line: str) -> None:
     assert progress.reason(text) == line
 
 
+class Captured(Exception):
+    """An error of Java's as PySpark has it."""
+
+    def __init__(self, text: str, cause: Captured | None = None) -> None:
+        super().__init__(text)
+        self._cause = cause
+
+
+def test_what_was_waited_for_is_the_reason() -> None:
+    state = Captured("a.StateStoreCommitValidationFailed: [STATE] it failed\nExpected 4 commits")
+    waited = Captured("a.SparkException: Exception thrown in awaitResult: ", state)
+    query = Captured("Exception thrown in awaitResult: \n=== Streaming Query ===\nId", waited)
+    assert progress.told(query) == str(state)
+    assert progress.told(state) == str(state)
+    unknown = Captured("[STREAM_FAILED] Exception thrown in awaitResult:  SQLSTATE: XXKST")
+    assert progress.told(unknown) == str(unknown)
+    said = Captured("Exception thrown in awaitResult: no room", state)
+    assert progress.told(said) == str(said)
+
+
 # ------------------------------------------------------------------------------------------ traffic
 
 
