@@ -10,6 +10,7 @@ It runs on the driver; DDL is parsed by Spark.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 INFERRED: Final = "json"
 SAMPLE_ROWS: Final = 1000
+# Types that Arrow shows as structs of their insides. A name stands before a colon, a type behind.
+_PACKED: Final = re.compile(r"[:<,](variant|geometry|geography)\b(?!:)")
 
 
 class Shape:
@@ -119,6 +122,9 @@ def _from_ddl(text: str) -> pa.Schema:
         raise ConfigError(
             f"option schema: {text[:80]!r} names no columns, as 'host STRING, coins INT' does"
         )
+    packed = _PACKED.search(found.simpleString())
+    if packed is not None:
+        raise ConfigError(f"option schema: {packed[1].upper()} cannot be read from JSON")
     return arrow_of(found)
 
 
