@@ -375,10 +375,28 @@ def test_a_dataframe_that_cannot_be_written_is_refused_before_anything_is(
     spark: SparkSession, server: Server, topic: str
 ) -> None:
     server.make(topic)
-    with pytest.raises(Exception, match="empty; brokers take no message without one"):
-        server.write(numbered(spark, 40).selectExpr("if(key = 3, '', value) as value"), topic)
+    bad = numbered(spark, 40).selectExpr("value", "array(if(key = 3, 'a b', key)) as keys")
+    with pytest.raises(Exception, match="column keys holds a key with a blank"):
+        server.write(bad, topic)
     if not server.is_apache:
         assert server.ends(topic) == [0, 0, 0, 0], "nothing is half published"
+
+
+def test_values_that_are_empty_or_null_come_back_as_they_were(
+    spark: SparkSession, server: Server, topic: str
+) -> None:
+    server.make(topic)
+    values = "CASE key WHEN 3 THEN '' WHEN 4 THEN NULL ELSE value END AS value"
+    frame = numbered(spark, 40).selectExpr("key", values)
+    if server.is_apache:
+        with pytest.raises(Exception, match="brokers take no message without one"):
+            server.write(frame, topic)
+        return
+    server.write(frame, topic)
+    written = [(bytes(row.key), row.value) for row in server.read(spark, topic).collect()]
+    assert [value for key, value in written if key == b"3"] == [b""] * 4
+    assert [value for key, value in written if key == b"4"] == [None] * 4
+    assert len(written) == 40
 
 
 def test_a_task_that_fails_and_is_tried_again_writes_once(

@@ -25,7 +25,7 @@ from isal.isal_zlib import crc32
 
 from sluice.errors import MessageIllegal
 from sluice.model import Buffer
-from sluice.protocol import kafka_views, records
+from sluice.protocol import records
 from sluice.protocol.message_batches import BATCH_COUNT_MAX, BatchMessage
 from sluice.protocol.record_runs import BatchShape
 
@@ -38,7 +38,6 @@ _FLAG_AT: Final = 16
 _MASK_31: Final = 0x7FFFFFFF
 _SEPARATOR: Final = 2
 _KEYS: Final = b"KEYS\x01"
-_NULL: Final = f"{kafka_views.NULL_NAME}\x01".encode()
 _HEAD: Final = np.dtype(
     [
         *(("size", ">i4"), ("magic", ">u4"), ("crc", ">u4"), ("queue", ">i4"), ("flag", ">i4")),
@@ -164,9 +163,8 @@ class Images:
 
 
 def read_images(body: Buffer, count: int, topic: bytes, *, is_sealed: bool = False) -> Images:
-    """So many images. Raises MessageIllegal unless all of them add up, are of this topic and have
-    a body, or say that they show a record without a value: those that are sealed were compared
-    already.
+    """So many images, whose bodies may be empty. Raises MessageIllegal unless all of them add up
+    and are of this topic: those that are sealed were compared already.
     """
     if not 0 < count <= BATCH_COUNT_MAX:
         raise MessageIllegal(f"{count} messages: from 1 to {BATCH_COUNT_MAX} at once")
@@ -204,11 +202,6 @@ def _check(images: Images, magic: int, field: bytes) -> None:
         or int(property_bytes.min()) < 0
     ):
         raise MessageIllegal("a message does not fit into its size")
-    for index in np.flatnonzero(body_bytes == 0).tolist():
-        at = int(properties_at[index])
-        own = data[at : at + int(property_bytes[index])].tobytes()
-        if not own.startswith(_NULL) and b"\x02" + _NULL not in own:
-            raise MessageIllegal("a message without a body")
     stored_bytes = _numbers(data, properties_at - 2, ">i2")
     if (stored_bytes != property_bytes + records.CRC_PROPERTY_BYTES).any():
         raise MessageIllegal("the parts of a message do not add up to its size")

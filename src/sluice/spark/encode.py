@@ -143,7 +143,7 @@ def _portions(
     encoded = keys.dictionary_encode() if keys is not None else None
     targets = _targets(batch, encoded, count, topic)
     # An image may show a record without a value, as Kafka's tombstones are.
-    values = _values(batch, may_be_null=image_topic is not None)
+    values = _values(batch, may_be_empty=image_topic is not None)
     properties = _properties(batch, encoded)
     if image_topic is not None:
         columns = Column.of(values), Column.of(properties)
@@ -227,17 +227,17 @@ def _cut(
 # ----------------------------------------------------------------------------------------- messages
 
 
-def _values(batch: pa.RecordBatch, *, may_be_null: bool) -> pa.Array:
-    """The bodies; empty where a value is null."""
+def _values(batch: pa.RecordBatch, *, may_be_empty: bool) -> pa.Array:
+    """The bodies; empty where a value is null, too."""
     values = _column(batch, "value")
     assert values is not None, "checked when the query began"
     values = values.cast(pa.binary())
-    lengths = pc.fill_null(pc.binary_length(values), 1 if may_be_null else 0)
+    lengths = pc.fill_null(pc.binary_length(values), 0)
     empty = int((np.asarray(lengths) == 0).sum())
-    if empty:
-        what = "is empty" if may_be_null else "is null or empty"
+    if empty and not may_be_empty:
         raise MessageIllegal(
-            f"{empty} rows have a value that {what}; brokers take no message without one"
+            f"{empty} rows have a value that is null or empty; sent at least once, brokers take no "
+            "message without one"
         )
     return values.fill_null(b"") if values.null_count else values
 
