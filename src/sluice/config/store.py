@@ -222,7 +222,8 @@ class StoreConfig:
     )
     hot_bytes: int = size(
         64 * MIB,
-        "The newest part of the log that is taken to be in memory, without asking the system.",
+        "The newest part of the log that is taken to be in memory, without asking the system: what "
+        "was written within half a minute.",
         0,
         1024 * GIB,
         dynamic=True,

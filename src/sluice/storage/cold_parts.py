@@ -38,12 +38,11 @@ class ColdParts:
         self._touched: dict[int, None] = {}
 
     def require(self, parts: Sequence[Part], hot_from: int) -> None:
-        """Raise `ColdRead` where one of these parts, which follow each other, may have to come from
-        the disk; what lies behind `hot_from` is in memory.
+        """Raise `ColdRead` where one of these parts, if there are any, which follow each other, may
+        have to come from the disk; what lies behind `hot_from` is in memory.
         """
         log = self._log
-        start, stop = parts[0][0], parts[-1][1]
-        if len(parts) > 1 and start < hot_from and _lie_close(parts) and log.is_cached(start, stop):
+        if len(parts) > 1 and parts[0][0] < hot_from and self._is_cached_together(parts):
             return
         cold: list[Part] = []
         for start, stop in parts:
@@ -53,6 +52,12 @@ class ColdParts:
                     cold.append((start, stop))
         if cold:
             raise self._read_of(cold)
+
+    def _is_cached_together(self, parts: Sequence[Part]) -> bool:
+        """Whether one look says so, where it costs no more than one at each part."""
+        start, stop = parts[0][0], parts[-1][1]
+        wanted_bytes = sum(end - begin for begin, end in parts)
+        return stop - start <= wanted_bytes * _CLOSE_PART and self._log.is_cached(start, stop)
 
     def _read_of(self, cold: Iterable[Part]) -> ColdRead:
         """What reads as much as these parts need."""
@@ -105,8 +110,3 @@ class ColdParts:
             del touched[next(iter(touched))]
         touched[stretch] = None
         return False
-
-
-def _lie_close(parts: Sequence[Part]) -> bool:
-    wanted_bytes = sum(stop - start for start, stop in parts)
-    return parts[-1][1] - parts[0][0] <= wanted_bytes * _CLOSE_PART

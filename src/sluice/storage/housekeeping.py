@@ -81,6 +81,7 @@ class Housekeeping:
             self._disk_ms = now_ms
             self._look_at_disk()
             store.log.note_reads()
+            store.reader.note_time(now_ms)
             if self._sweep_asked and not self._deleting:
                 self._sweep()
             self._delete_old(now_ms)

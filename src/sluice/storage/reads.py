@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ SCAN_WORK_MAX: Final = 1 << 26  # steps, each as long as the properties that it 
 _FIRST_UNITS: Final = 64  # beyond those wanted: so many are looked at first, then the rest
 _TOGETHER_MIN: Final = 24  # fewer entries are looked at one by one
 _STEP_WORK: Final = 256  # of a step by itself
+_HOT_MS: Final = 30_000
 
 Accept = Callable[[int], bool] | PropertyFilter
 
@@ -105,6 +107,8 @@ class Reader:
         self._trusted_from = trusted_from
         self._opened_at = log.written
         self.hot_bytes = hot_bytes
+        self._ends: deque[tuple[int, int]] = deque()  # where the log ended, and when: lately
+        self._aged = 0  # what lies before this was written longer ago
         self._cold_parts = ColdParts(log)
         self.real_topics: dict[bytes, bytes] = {}  # of what compaction has kept: where it belongs
 
@@ -398,7 +402,13 @@ class Reader:
     @property
     def hot_from(self) -> int:
         """What this process wrote a short while ago is in memory."""
-        return max(self._opened_at, self._log.written - self.hot_bytes)
+        return max(self._opened_at, self._aged, self._log.written - self.hot_bytes)
+
+    def note_time(self, now_ms: int) -> None:
+        """Once in a while: the system may have taken what nobody has read for so long."""
+        self._ends.append((now_ms, self._log.written))
+        while self._ends[0][0] <= now_ms - _HOT_MS:
+            _, self._aged = self._ends.popleft()
 
     def require_memory(self, runs: list[tuple[int, int]]) -> None:
         """Raise `ColdRead` where a part may have to come from the disk."""

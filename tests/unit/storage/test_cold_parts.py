@@ -82,6 +82,10 @@ def test_a_piece_by_itself_is_read_by_itself() -> None:
     assert log.read(piece(SEGMENT + 7)) == [piece(SEGMENT + 7)], "another file"
 
 
+def test_who_wants_nothing_waits_for_nothing() -> None:
+    assert ColdLog().read() == []
+
+
 def test_who_wants_something_of_the_same_stretch_later_gets_all_of_it() -> None:
     log = ColdLog()
     log.read(piece(100))

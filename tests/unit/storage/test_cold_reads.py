@@ -115,6 +115,24 @@ def test_beyond_hot_bytes_the_system_is_asked() -> None:
     assert small.store.read("t", 0, COUNT - 1).status is ReadStatus.FOUND
 
 
+def test_what_was_written_a_while_ago_is_asked_about() -> None:
+    disk = Disk()
+    disk.open()
+    disk.fill(COUNT, queues=1)
+    disk.store.tick()
+    for path in disk.paths("/store/commitlog"):
+        disk.files.cold(path, 0, SEGMENT_BYTES)
+    disk.now_ms += 29_000
+    disk.store.tick()
+    assert disk.store.read("t", 0, 0).status is ReadStatus.FOUND, "nobody has been asked"
+    disk.now_ms += 1_000
+    disk.store.tick()
+    with pytest.raises(ColdRead):
+        disk.store.read("t", 0, 0)
+    disk.fill(1, queues=1)
+    assert disk.store.read("t", 0, COUNT).status is ReadStatus.FOUND, "that is new"
+
+
 def test_times_positions_and_keys_may_be_cold_too(disk: Disk) -> None:
     with pytest.raises(ColdRead):
         disk.store.entry_at(0)
