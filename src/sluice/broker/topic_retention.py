@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from sluice.broker.kafka_partitions import CONFIG_PREFIX, number_of
-from sluice.broker.queue_units import UNITS_AT_ONCE, columns, ends, parts_of, sizes, times_ms
+from sluice.broker.queue_units import (
+    UNITS_AT_ONCE,
+    Columns,
+    columns,
+    ends,
+    parts_of,
+    sizes,
+    times_ms,
+)
 from sluice.broker.topics import TopicSettings
 from sluice.errors import SluiceError
 from sluice.storage.state import KAFKA_START_TABLE, Change
@@ -63,6 +71,14 @@ def _limit(text: str | None) -> int:
     """What is no number limits nothing."""
     number = number_of(text or "")
     return -1 if number is None else number
+
+
+def _behind(units: Columns, count: int, gone: int) -> int:
+    """The offset behind the first `count` batches; `gone`, where there is none of them.
+
+    It is not that of the batch that stays: who reads on where compaction left a gap is not late.
+    """
+    return int(ends(units[count - 1 : count])[0]) if count else gone
 
 
 @dataclass(slots=True)
@@ -207,24 +223,28 @@ class TopicRetention:
         store = self._core.store
         if queue.kind != "b":
             return store.offset_for_time(*name, oldest_ms)
+        gone = queue.start_offset
         for part in parts_of(store, queue):
             for _, units in columns(store, part):
                 stays = (times_ms(units) >= oldest_ms) | (ends(units) > stop)
                 if stays.any():
-                    return int(units["offset"][int(np.argmax(stays))])
+                    return _behind(units, int(np.argmax(stays)), gone)
+                gone = _behind(units, len(units), gone)
         return stop
 
     def _by_size(self, name: QueueName, queue: QueueIndex, bytes_max: int, stop: int) -> int:
         store = self._core.store
         parts = parts_of(store, queue)
         excess = self._bytes(name, queue) - bytes_max
+        gone = queue.start_offset
         for part in parts if excess > 0 else ():
             for first, units in columns(store, part):
                 total = np.cumsum(sizes(units))
                 index = int(np.searchsorted(total, excess, "right"))
                 if index < len(units):
                     batches = queue.kind == "b"
-                    return int(units["offset"][index]) if batches else first + index
+                    return _behind(units, index, gone) if batches else first + index
+                gone = _behind(units, len(units), gone)
                 excess -= int(total[-1])
         return queue.start_offset if excess < 0 else stop
 

@@ -24,6 +24,7 @@ from tests.unit.broker.compaction_kit import (
     CompactingBroker,
 )
 from tests.unit.broker.kafka_door_kit import kafka_rig
+from tests.unit.broker.test_topic_retention import alter
 from tests.unit.loops import run_once
 
 CODECS = range(5)
@@ -426,6 +427,24 @@ def test_a_topic_may_be_compacted_and_forget_too() -> None:
     broker.compact()
     assert broker.core.store.min_offset(STORED, 0) == 10
     assert broker.newest() == [(10, b"b", b"new")]
+
+
+@pytest.mark.parametrize("limit", [("retention.ms", HOUR_MS), ("retention.bytes", 500)])
+def test_what_only_compaction_took_is_not_before_the_beginning(limit: tuple[str, int]) -> None:
+    """A consumer that stands there reads on, and is not told that it is out of range."""
+    broker = filled(cleanup_policy="compact,delete")
+    broker.compact()
+    kept = broker.newest()
+    assert kept[0][0] == 6
+    assert alter(broker, limit[0], str(limit[1])) == 0
+    broker.compact()
+    assert broker.newest() == kept
+    assert broker.core.store.min_offset(STORED, 0) == 0
+    # Where a batch is too much, what follows it is the beginning.
+    assert alter(broker, "retention.bytes", "100") == 0
+    broker.compact()
+    assert broker.newest() == kept[3:]
+    assert broker.core.store.min_offset(STORED, 0) == 9
 
 
 def test_offsets_by_time_are_those_of_records_that_stay() -> None:
