@@ -81,6 +81,14 @@ KAFKA = ArtifactSet(
         Artifact("org.slf4j", "slf4j-simple", "1.7.36"),
     ),
 )
+# What applications that process records are built on.
+KAFKA_STREAMS = ArtifactSet(
+    "kafka-streams-4.3.0",
+    (
+        Artifact("org.apache.kafka", "kafka-streams", "4.3.0"),
+        Artifact("org.slf4j", "slf4j-simple", "1.7.36"),
+    ),
+)
 # The older of the two clients that most applications have; Spark embeds it.
 KAFKA_CLIENT_3 = ArtifactSet(
     "kafka-clients-3.9.1",
