@@ -17,7 +17,7 @@ import contextlib
 import logging
 import ssl
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -29,6 +29,7 @@ from sluice.link import RemotingLink, join_address, split_address
 from sluice.protocol.remoting_bodies import (
     EVERYWHERE_FIELD,
     DataVersion,
+    QueueData,
     Registration,
     TopicConfig,
     read_route,
@@ -52,7 +53,7 @@ Tls = ssl.SSLContext | None
 class _Nameserver:
     """One nameserver, and what it knows of this broker."""
 
-    __slots__ = ("address", "changed", "link", "slow", "tls", "told", "trouble")
+    __slots__ = ("address", "changed", "link", "slow", "tls", "told", "topics", "trouble")
 
     def __init__(self, address: str, tls: Tls) -> None:
         self.address = address
@@ -60,6 +61,7 @@ class _Nameserver:
         self.link: RemotingLink | None = None
         self.changed = asyncio.Event()
         self.told = 0  # the number of the newest change that it was told
+        self.topics: frozenset[str] = frozenset()  # those that it was told last
         self.slow = False  # nobody waits for it until it has answered
         self.trouble = ""  # why it did not take the last registration
 
@@ -92,7 +94,7 @@ class Registrar:
             self._everywhere = core.config.listen_host
         self._change_count = 1  # the first one is that there is a broker
         self._waiting: list[tuple[int, Callable[[], None]]] = []
-        self._body: tuple[object, bytes] = (None, b"")
+        self._body: tuple[object, bytes, frozenset[str]] = (None, b"", frozenset())
         self._told_default = False
         self._asking: set[asyncio.Task[dict[str, int] | None]] = set()
 
@@ -189,7 +191,7 @@ class Registrar:
                 link = nameserver.link = await RemotingLink.open(
                     address, tls=nameserver.tls, timeout_seconds=timeout
                 )
-            body = self._registration()
+            body, topics = self._registration()
             ext = {
                 **self._identity(link),
                 "haServerAddr": self._address_for(link),
@@ -201,6 +203,9 @@ class Registrar:
             answer = await link.request(Request.REGISTER_BROKER, ext, body, timeout)
             if answer.code != Response.SUCCESS:
                 raise SluiceError(f"code {answer.code}: {answer.remark}")
+            if topics is not nameserver.topics:
+                await self._forget(link, nameserver.topics - topics)
+                nameserver.topics = topics
         except (OSError, TimeoutError, SluiceError) as error:
             if not nameserver.trouble:
                 log_lines.warning("cannot register with nameserver %s: %s", address, error)
@@ -211,13 +216,25 @@ class Registrar:
                 log_lines.info("registered with nameserver %s again", address)
             nameserver.trouble = ""
 
-    def _registration(self) -> bytes:
-        """All topics; made anew only when something of it has changed."""
+    async def _forget(self, link: RemotingLink, topics: frozenset[str]) -> None:
+        """Take topics that were deleted out of the routes, where a nameserver keeps what it was
+        told once. It forgets a topic for a whole cluster: one that others have too stays.
+        """
+        config = self._core.config
+        for topic in sorted(topics):
+            queues = await self._queues_of(link, topic)
+            if {queue.broker_name for queue in queues} == {config.broker_name}:
+                ext = {"topic": topic, "clusterName": config.cluster_name}
+                code = Request.DELETE_TOPIC_IN_NAMESRV
+                await link.request(code, ext, b"", _ROUTE_SECONDS)
+
+    def _registration(self) -> tuple[bytes, frozenset[str]]:
+        """All topics, and their names; made anew only when something of it has changed."""
         version = self._core.topics.data_version()
         permission, creates = self._core.config.permission, self._core.config.creates_topics
         key = (tuple(version.values()), permission, creates)
         if self._body[0] == key:
-            return self._body[1]
+            return self._body[1:]
         allowed = _ALLOWED[permission]
         topics = {
             settings.name: TopicConfig(
@@ -243,8 +260,8 @@ class Registrar:
             version["counter"], version["stateVersion"], version["timestamp"]
         )
         body = write_registration(Registration(topics, data_version))
-        self._body = (key, body)
-        return body
+        self._body = (key, body, frozenset(topics))
+        return self._body[1:]
 
     def _identity(self, link: RemotingLink) -> dict[str, str]:
         config = self._core.config
@@ -278,20 +295,25 @@ class Registrar:
         task.add_done_callback(done)
 
     async def _route(self, topic: str) -> dict[str, int] | None:
-        ext = {"topic": topic, "acceptStandardJsonOnly": "true"}
         for each in self._nameservers:
             link = each.link
             if link is None or not link.is_open:
                 continue
             try:
-                code = Request.GET_ROUTEINFO_BY_TOPIC
-                answer = await link.request(code, ext, b"", _ROUTE_SECONDS)
-                if answer.code == Response.SUCCESS:
-                    queues = read_route(answer.body).queues
+                queues = await self._queues_of(link, topic)
+                if queues:
                     return {q.broker_name: q.read_queue_count for q in queues if q.perm & PERM_READ}
             except (OSError, TimeoutError, SluiceError) as error:
                 log_lines.warning("nameserver %s gives no route: %s", each.address, error)
         return None
+
+    @staticmethod
+    async def _queues_of(link: RemotingLink, topic: str) -> Sequence[QueueData]:
+        """What a nameserver knows of a topic; nothing where it does not know it."""
+        ext = {"topic": topic, "acceptStandardJsonOnly": "true"}
+        code = Request.GET_ROUTEINFO_BY_TOPIC
+        answer = await link.request(code, ext, b"", _ROUTE_SECONDS)
+        return read_route(answer.body).queues if answer.code == Response.SUCCESS else ()
 
     # ------------------------------------------------------------------------------------- leaving
 

@@ -130,6 +130,32 @@ def test_a_broker_that_stops_is_out_of_the_routes_and_stays_out() -> None:
     run_once(work())
 
 
+def test_a_topic_that_is_deleted_leaves_the_routes_unless_another_broker_has_it() -> None:
+    """Kafka's clients delete topics too, and they tell no nameserver."""
+
+    async def work() -> None:
+        async with nameserver() as here:
+            addresses = (here.address,)
+            async with (
+                running(nameserver_addresses=addresses) as rig,
+                running(nameserver_addresses=addresses, broker_name="broker-b") as other,
+            ):
+                for name in ("alone", "shared", "kept"):
+                    await rig.make_topic(name)
+                await other.make_topic("shared")
+                for name in ("alone", "shared"):
+                    await rig.done(Request.DELETE_TOPIC_IN_BROKER, {"topic": name})
+                assert here.table.route("alone") is None
+                assert here.table.route("kept") is not None
+                route = here.table.route("shared")
+                assert route is not None
+                assert "broker-b" in [queue.broker_name for queue in route.queues]
+                await rig.make_topic("alone")
+                assert here.table.route("alone") is not None, "it may be made again"
+
+    run_once(work())
+
+
 # Addresses --------------------------------------------------------------------------------------
 
 
