@@ -209,6 +209,8 @@ def test_what_kafka_wrote_comes_back_to_kafka(site: Site) -> None:
                 partition=0,
                 timestamp=1_700_000_000_000 + number,
             )
+        for nothing in (None, b""):
+            producer.produce("kafka.written", value=nothing, key=b"gone", partition=0)
         if word == "rolled back":
             producer.abort_transaction(WAIT_S)
         else:
@@ -217,16 +219,18 @@ def test_what_kafka_wrote_comes_back_to_kafka(site: Site) -> None:
     wait_for_route(site.broker.nameserver_address, "kafka%2Ewritten")
     site.run("record", "kafka.written", "--to", str(directory))
     found = rows(directory)
-    bodies = [f"{word} {number}".encode() for word in ("kept", "kept too") for number in range(3)]
-    assert [row["body"] for row in found] == bodies
+    words = [f"{word} {number}".encode() for word in ("kept", "kept too") for number in range(3)]
+    values = [*words[:3], None, b"", *words[3:], None, b""]
+    assert [row["body"] for row in found] == [value or b"" for value in values]
     assert {row["kind"] for row in found} == {"kafka"}
     assert [row["key"] for row in found[:3]] == ["key-0", "key-1", None]
     assert found[1]["born_time"].timestamp() * 1000 == 1_700_000_000_001
 
     site.run("replay", str(directory), "--speed", "max")
-    replayed = consume(site.kafka, "kafka.written-replay", 6)
-    assert [message.value() for message in replayed] == bodies
-    assert [message.key() for message in replayed[:3]] == [b"key-0", b"key-1", b"\xff2"]
+    replayed = consume(site.kafka, "kafka.written-replay", 10)
+    assert [message.value() for message in replayed] == values
+    keys = [message.key() for message in replayed[:5]]
+    assert keys == [b"key-0", b"key-1", b"\xff2", b"gone", b"gone"]
     headers = dict(replayed[0].headers())
     assert (headers["color"], headers["odd"]) == (b"red", b"\x00\xfe")
 

@@ -327,7 +327,7 @@ async def _show(replayer: Replayer, as_json: bool, length: float) -> None:
 def bar(replayer: Replayer, length: float) -> str:
     """One line: how much is done, wanted and reached rate of the last second, what is left."""
     progress, series = replayer.progress, replayer.series
-    answered = progress.sent + progress.failed + progress.empty
+    answered = progress.sent + progress.failed
     share = answered / max(1, progress.total)
     full = round(share * _BAR_WIDTH)
     last = series.at(max(0.0, progress.seconds - series.seconds))
@@ -370,8 +370,6 @@ def _result(arguments: argparse.Namespace, report: dict[str, Any]) -> None:
     if counts["failed"]:
         reason = next(iter(report["errors"]))
         words += f"; {counts['failed']:,} failed ({reason})"
-    if counts["empty"]:
-        words += f"; {counts['empty']:,} had no body and were left out"
     if not report["is_complete"]:
         words += f"; stopped: {report['outcome']}"
     _line(words + (f"; {names[1]}" if names else ""))

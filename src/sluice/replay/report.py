@@ -41,7 +41,7 @@ def report_of(replayer: Replayer, about: Mapping[str, Any]) -> dict[str, Any]:
             "sent": progress.sent,
             "failed": progress.failed,
             "empty": progress.empty,
-            "not_sent": progress.total - progress.sent - progress.failed - progress.empty,
+            "not_sent": progress.total - progress.sent - progress.failed,
         },
         "sent_bytes": progress.sent_bytes,
         "rate": round(progress.sent / seconds, 1),

@@ -66,7 +66,7 @@ class Progress:
     sent: int = 0
     sent_bytes: int = 0
     failed: int = 0
-    empty: int = 0  # messages without a body, Kafka's tombstones: no broker takes them
+    empty: int = 0  # among all these: messages without a body, such as Kafka's tombstones
     late_seconds: float = 0.0
     seconds: float = 0.0
 
@@ -182,7 +182,6 @@ class Replayer:
             row = rows[number // copies]
             if not row.body:
                 self.progress.empty += 1
-                continue
             topic, line = routes[row.queue]
             made = message(topic, line.target.topic, row, number % copies)
             line.waiting.append((row.size + extra_bytes, made))
