@@ -24,6 +24,9 @@ from sluice.pipelines.settings import Value
 READY: Final = {"gifts": gifts, "orders": orders, "logs": logs, "archive": archive}
 FUNCTION: Final = "pipeline"
 _NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]{0,63}")
+# What Python's processes of Spark import; they look beside the file first.
+_IMPORTED: Final = frozenset({"numpy", "pandas", "py4j", "pyarrow", "pyspark", "sluice"})
+_STACK: Final = re.compile(r"\n\s*(?:at |JVM stacktrace:)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,14 @@ def name_of(path: str) -> str:
             f"{path}: a pipeline is named after its file, with letters, digits, _ and -; "
             "rename the file"
         )
+    check_hides_nothing(name, path)
     return name
+
+
+def check_hides_nothing(name: str, shown: str) -> None:
+    """Raises ConfigError for a file that Spark's processes would import instead of a module."""
+    if name in sys.stdlib_module_names or name in _IMPORTED:
+        raise ConfigError(f"{shown}: {name} is a module that Spark needs; choose another name")
 
 
 def _loaded(path: str) -> ModuleType:
@@ -95,7 +105,8 @@ def _where(error: BaseException, path: str) -> str:
 def _words(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg}"
-    return f"{type(error).__name__}: {error}"
+    # An error of Java's has its whole stack in it.
+    return _STACK.split(f"{type(error).__name__}: {error}", maxsplit=1)[0]
 
 
 def _checked(name: str, module: ModuleType) -> Pipeline:

@@ -6,6 +6,7 @@ import os
 import re
 
 from sluice.errors import ConfigError
+from sluice.pipelines.files import check_hides_nothing
 
 _PIPELINE = '''\
 """Counts the messages of a topic by key and minute.
@@ -69,6 +70,7 @@ def write(name: str) -> tuple[str, str]:
     """Write NAME.py and test_NAME.py where there is none yet; the two paths."""
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,62}", name):
         raise ConfigError(f"{name}: a pipeline's name has small letters, digits and _, up to 63")
+    check_hides_nothing(name, name)
     path, test_path = f"{name}.py", f"test_{name}.py"
     for each in (path, test_path):
         if os.path.lexists(each):

@@ -104,11 +104,20 @@ def test_a_file_that_is_none_is_refused(write: Callable[..., str], text: str, wo
     assert "mine.py" in str(caught.value)
 
 
+def test_what_java_raised_is_told_without_its_stack() -> None:
+    said = "An error occurred.\n: a.NotFound: [GONE] no source\n"
+    for stack in ("\tat a.b(C.scala:1)\n\tat d\nCaused by: e\n", "JVM stacktrace:\na.b\n"):
+        told = files.fault(ValueError(said + stack), "mine.py")
+        assert told == "ValueError: An error occurred. : a.NotFound: [GONE] no source"
+
+
 def test_a_name_that_is_none_is_refused(write: Callable[..., str]) -> None:
     with pytest.raises(ConfigError, match="did you mean gifts"):
         files.find("gift")
     with pytest.raises(ConfigError, match="ready ones are gifts, orders, logs, archive"):
         files.find("zebra")
+    with pytest.raises(ConfigError, match=r"json\.py: json is a module that Spark needs"):
+        files.find("json.py")
     with pytest.raises(ConfigError, match="there is no such file"):
         files.find("nowhere.py")
     with pytest.raises(ConfigError, match="rename the file"):
@@ -381,6 +390,9 @@ def test_a_new_pipeline_is_written_and_never_over_another(
     for wrong in ("Clicks", "a b", "../x", "", "1x"):
         with pytest.raises(ConfigError, match="small letters"):
             starter.write(wrong)
+    for taken in ("json", "struct", "pyspark"):
+        with pytest.raises(ConfigError, match=f"{taken} is a module that Spark needs"):
+            starter.write(taken)
 
 
 def test_the_command_needs_neither_spark_nor_java_to_explain_itself(tmp_path: Path) -> None:
