@@ -156,10 +156,13 @@ async def _tail(arguments: argparse.Namespace) -> int:
             for queue in queues
         ]
         stopper = asyncio.ensure_future(enough.wait())
-        done, pending = await asyncio.wait([*tasks, stopper], return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        every = [*tasks, stopper]
+        try:
+            done, _ = await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
+        finally:  # Ctrl-C too: no task is left that complains of a connection that is closed
+            for task in every:
+                task.cancel()
+            await asyncio.gather(*every, return_exceptions=True)
         for task in done:
             task.result()
     return 0

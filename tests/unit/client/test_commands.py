@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -53,6 +54,20 @@ def test_packed_bodies_are_shown_as_they_were_given(site: Site) -> None:
     tail = ("tail", "Packed", "-n", site.nameserver.address, "--from-beginning", "--count", "1")
     assert json.loads(sluice(*tail, "--json").out)["body"] == body
     assert body[:2000] in sluice(*tail).out
+
+
+def test_a_tail_ends_with_ctrl_c_and_says_nothing(site: Site) -> None:
+    with Producer(site.nameserver.address) as producer:
+        producer.send(Message("Watched", "first"))
+    wait_for_route(site, "Watched")
+    command = [sys.executable, "-m", "sluice", "tail", "Watched", "--from-beginning"]
+    command += ["-n", site.nameserver.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tail:
+        assert tail.stdout is not None
+        assert tail.stdout.readline().endswith(b"first\n")
+        tail.send_signal(signal.SIGINT)
+        out, err = tail.communicate(timeout=60)
+    assert (tail.returncode, out, err) == (130, b"", b"")
 
 
 def test_a_count_that_cannot_be(site: Site) -> None:
