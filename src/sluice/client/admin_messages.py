@@ -128,6 +128,7 @@ async def _print(admin: Admin, options: Options, printer: Printer) -> int:
 async def _print_queue(admin: Admin, options: Options, printer: Printer) -> int:
     topic, encoding = options.topic, options.charsetName
     queue = await admin.queue(options.brokerName, options.queueId)
+    await admin.queues(topic, writing=False)  # of a topic that is not there brokers say: 0 to 0
     first, stop = await admin.span(topic, queue, options.beginTimestamp, options.endTimestamp)
     progress = Progress(sys.stderr, "messages", max(0, stop - first))
     tags: Counter[str] = Counter()

@@ -126,6 +126,8 @@ def test_print_or_count_one_queue(site: Site) -> None:
     assert bodies(document) == ["body-0", "body-1", "body-2"]
     assert document["tags"] == [{"tag": "TagA", "count": 2}, {"tag": "TagB", "count": 1}]
     assert site.json(*queue) == {"messages": []}
+    missing = site.refused("printMsgByQueue", "-t", "nowhere", "-a", BROKER, "-i", "0")
+    assert missing.startswith("topic nowhere is not known")
     assert site.refused("printMsgByQueue", "-t", "orders", "-a", "broker-z", "-i", "0") == (
         f"no broker broker-z; there are: {BROKER}"
     )
