@@ -32,7 +32,7 @@ from sluice.replay.blocks import Recording, Window, open_recording
 from sluice.replay.lanes import Shape, key_template, lane_topics
 from sluice.replay.pacing import Schedule
 from sluice.replay.places import open_place
-from sluice.replay.report import report_of, write_report
+from sluice.replay.report import report_of, require_place, write_report
 from sluice.replay.sending import Limits, Replayer
 from sluice.replay.texts import (
     Pace,
@@ -76,6 +76,8 @@ def main(argv: list[str]) -> int:
     if arguments.dry_run:
         _plan(arguments, recording, about, length)
         return 0
+    if not arguments.no_report:
+        require_place(arguments.report)
     with _seldom_collected(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         replayer = runner.run(
             _replay(arguments, recording, targets, schedule, shape, limits, length)

@@ -73,23 +73,47 @@ def _percentiles(interval: Interval) -> dict[str, float]:
     }
 
 
+def require_place(path: str) -> None:
+    """Refuse now what could not be written when the replay is over."""
+    for name in _names(path):
+        hidden = _hidden(name)
+        try:
+            with open(hidden, "wb"):
+                pass
+            os.remove(hidden)
+        except OSError as error:
+            raise _no_report(name, error) from error
+
+
 def write_report(path: str, report: Mapping[str, Any]) -> tuple[str, str]:
     """Write PATH.json and PATH.html; their names."""
-    base = path.removesuffix(".json").removesuffix(".html")
-    names = f"{base}.json", f"{base}.html"
+    names = _names(path)
     _write(names[0], orjson.dumps(report, option=orjson.OPT_INDENT_2) + b"\n")
     _write(names[1], page_of(report).encode())
     return names
 
 
+def _names(path: str) -> tuple[str, str]:
+    base = path.removesuffix(".json").removesuffix(".html")
+    return f"{base}.json", f"{base}.html"
+
+
+def _hidden(path: str) -> str:
+    return os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.new")
+
+
+def _no_report(path: str, error: OSError) -> StoreError:
+    return StoreError(f"--report: {path} cannot be written: {error.strerror}")
+
+
 def _write(path: str, data: bytes) -> None:
-    hidden = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.new")
+    hidden = _hidden(path)
     try:
         with open(hidden, "wb") as file:
             file.write(data)
         os.replace(hidden, path)
     except OSError as error:
-        raise StoreError(f"the report {path} cannot be written: {error.strerror}") from error
+        raise _no_report(path, error) from error
 
 
 # --------------------------------------------------------------------------------------------- page

@@ -167,6 +167,17 @@ def test_a_cluster_that_does_not_know_the_topic_gets_the_lane(
     assert [(each.queue_id, each.body) for each in found] == [(3, b"one"), (3, b"two")]
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_sent(
+    broker: LiveBroker, topic: str, here: Path
+) -> None:
+    sluice("record", topic, "--to", "kept")
+    done = sluice("replay", "kept", "--speed", "max", "--to", "lane", "--report", "nowhere/mine")
+    assert (done.status, done.out) == (2, "")
+    assert "--report: nowhere/mine.json cannot be written: No such file" in done.err
+    assert not broker.messages("lane")
+    assert sorted(each.name for each in here.iterdir()) == ["kept"]
+
+
 def test_into_the_original_only_where_that_is_said(
     broker: LiveBroker, topic: str, here: Path
 ) -> None:
@@ -248,13 +259,18 @@ def test_a_signal_ends_a_recording_in_order(
 def test_a_signal_ends_a_replay_with_a_report(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_command, "_PROGRESS_SECONDS", 0.01)
     recording(here / "kept", {0: [0, 0, 3_600_000]}, "slow")
-    done = run_until(
-        lambda _, shown: "2 of 3" in shown,
-        signal.SIGINT,
-        *("replay", "kept", "--report", "out/../mine.html"),
-    )
-    assert done.status == 2  # the directory of the report is not there
-    assert "out/../mine.json cannot be written" in done.err
+    place = here / "out"
+    place.mkdir()
+
+    def without_place(_: str, shown: str) -> bool:
+        if "2 of 3" not in shown:
+            return False
+        place.rmdir()  # the report's, while it replays
+        return True
+
+    done = run_until(without_place, signal.SIGINT, "replay", "kept", "--report", "out/mine.html")
+    assert done.status == 2
+    assert "out/mine.json cannot be written" in done.err
     done = run_until(
         lambda _, shown: "2 of 3" in shown, signal.SIGINT, "replay", "kept", "--report", "mine.html"
     )
