@@ -232,14 +232,16 @@ def _values(batch: pa.RecordBatch, *, may_be_empty: bool) -> pa.Array:
     values = _column(batch, "value")
     assert values is not None, "checked when the query began"
     values = values.cast(pa.binary())
-    lengths = pc.fill_null(pc.binary_length(values), 0)
-    empty = int((np.asarray(lengths) == 0).sum())
-    if empty and not may_be_empty:
+    values = values.fill_null(b"") if values.null_count else values
+    if may_be_empty:
+        return values
+    empty = int((np.asarray(pc.binary_length(values)) == 0).sum())
+    if empty:
         raise MessageIllegal(
             f"{empty} rows have a value that is null or empty; sent at least once, brokers take no "
             "message without one"
         )
-    return values.fill_null(b"") if values.null_count else values
+    return values
 
 
 def _messages(values: pa.Array, properties: pa.Array, image_topic: bytes | None) -> pa.Array:

@@ -17,8 +17,8 @@ from typing import Final
 from sluice.storage.commit_log import CommitLog
 from sluice.storage.files import OpenFile
 from sluice.storage.queue_index import ColdRead
+from sluice.storage.stretches import STRETCH_BYTES
 
-STRETCH_BYTES: Final = 4 << 20
 _WHOLE_PART: Final = 16  # of a stretch, one part wanted by one read is a good part
 _TOUCHED_MAX: Final = 1024  # stretches: 4 GiB of a log
 # Where what is wanted is one of so many parts of what lies between its ends, one look at all of

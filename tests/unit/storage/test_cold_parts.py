@@ -11,10 +11,11 @@ from typing import cast
 
 import pytest
 
-from sluice.storage.cold_parts import STRETCH_BYTES, ColdParts
+from sluice.storage.cold_parts import ColdParts
 from sluice.storage.commit_log import CommitLog
 from sluice.storage.files import RealFiles
 from sluice.storage.store import ColdRead
+from sluice.storage.stretches import STRETCH_BYTES
 
 SEGMENT = 4 * STRETCH_BYTES + 4096  # the last stretch of a file is a short one
 WRITTEN = SEGMENT + STRETCH_BYTES + 100_000
